@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/base/byte_order.h"
+#include "storage/kv/model_spec.h"
+#include "storage/kv/quality.h"
+
+namespace kvtrie {
+
+// Stored; zero is never valid.
+enum class CodecId : std::uint16_t {
+  kRaw = 1,  // the body is the raw KV of the block
+};
+
+// A run of body bytes with its own checksum. Sections follow one another and cover the body. In a raw
+// frame no section spans two layers, so that a reader can take some layers and still check every byte.
+struct FrameSection {
+  std::uint32_t bytes = 0;  // 1 to kSectionBytesMax
+  std::uint32_t crc32c = 0;
+};
+inline constexpr std::uint32_t kSectionBytesMax = 1u << 20;
+
+// The encoded KV of one block: header, section table, body (FORMAT.md beside this file). A frame says what it
+// is, so that a reader needs nothing but the model's geometry.
+//
+// A view into foreign or stored bytes that stay alive as long as the view. Immutable, thread-safe.
+class FrameView {
+ public:
+  // Checks structure and the header's checksum; not the body's (VerifyBody does).
+  // `bytes` is a whole frame, or the head of one with at least header and section table.
+  // Errors: DataLoss when the bytes are not a frame; Unimplemented for a version or codec that is newer.
+  static absl::StatusOr<FrameView> Parse(std::span<const std::byte> bytes);
+
+  CodecId codec() const;
+  Rung rung() const;
+  Quality quality() const;
+  ModelId model() const;
+  std::size_t raw_bytes() const;
+  std::size_t body_bytes() const;
+  std::size_t header_bytes() const;
+  std::size_t frame_bytes() const { return header_bytes() + body_bytes(); }
+
+  std::size_t section_count() const;
+  FrameSection section(std::size_t index) const;
+
+  // REQUIRES: Parse saw the whole frame.
+  std::span<const std::byte> body() const;
+
+  // DataLoss names the first section whose bytes do not match.
+  absl::Status VerifyBody() const;
+
+ private:
+  explicit FrameView(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  std::span<const std::byte> bytes_;
+};
+
+// Number of header bytes (a multiple of 64) of a frame with so many sections.
+std::size_t FrameHeaderBytes(std::size_t section_count);
+
+// The largest header that a well-formed frame may have; bounds what a parser must buffer.
+inline constexpr std::size_t kFrameHeaderBytesMax = std::size_t{64} << 10;
+
+// How raw KV of this geometry is cut into sections: per layer, pieces of at most kSectionBytesMax.
+std::vector<std::uint32_t> RawSectionBytes(const KvGeometry& geometry);
+
+// Writes the header of a raw frame in front of a body that is (or will be) behind it.
+// `to` has FrameHeaderBytes(sections.size()) bytes.
+void WriteRawFrameHeader(const ModelId& model, std::span<const FrameSection> sections,
+                         std::span<std::byte> to);
+
+}  // namespace kvtrie

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/kv/ids.h"
+
+namespace kvtrie {
+
+// Values equal those of the protos and are stored. Zero is never valid.
+enum class DType : std::uint8_t {
+  kFloat32 = 1,
+  kFloat16 = 2,
+  kBfloat16 = 3,
+  kFloat8E4m3 = 4,
+  kFloat8E5m2 = 5,
+  kInt8 = 6,
+  kUint8 = 7,
+};
+std::size_t DTypeBytes(DType dtype);
+
+enum class RopePairing : std::uint8_t { kNone = 1, kHalfSplit = 2, kInterleaved = 3 };
+
+struct RopeSpec {
+  RopePairing pairing = RopePairing::kNone;
+  double theta = 0;
+  std::uint32_t rotary_dims = 0;  // 0 = all
+  std::string scaling;
+
+  bool operator==(const RopeSpec&) const = default;
+};
+
+// `layer_count` consecutive layers of one shape. MLA: kv_heads = 1, k_head_dim = latent, v_head_dim = 0.
+struct LayerRun {
+  std::uint32_t layer_count = 0;
+  std::uint32_t kv_heads = 0;
+  std::uint32_t k_head_dim = 0;
+  std::uint32_t v_head_dim = 0;
+
+  bool operator==(const LayerRun&) const = default;
+};
+
+// Layers that share one attention span (0 = full attention).
+struct KvGroup {
+  std::vector<LayerRun> layer_runs;
+  std::uint32_t window_tokens = 0;
+
+  bool operator==(const KvGroup&) const = default;
+};
+
+// Identity of what computed a KV cache (types.proto, ModelSpec, has the meaning and limit of each field).
+struct ModelSpec {
+  std::string name;
+  std::string weights_revision;
+  std::string tokenizer_digest;
+  DType dtype = DType::kBfloat16;
+  std::vector<KvGroup> kv_groups;
+  RopeSpec rope;
+  std::uint32_t tensor_parallel_rank = 0;
+  std::uint32_t tensor_parallel_size = 1;
+  std::string adapter;
+  std::uint32_t block_tokens = 0;
+  std::string layout_tag;
+
+  bool operator==(const ModelSpec&) const = default;
+
+  // InvalidArgument names the first field that is out of range.
+  absl::Status Validate() const;
+
+  // The bytes that are digested and stored: each field tagged and length-prefixed, so that no two specs
+  // have the same bytes.
+  std::string Encode() const;
+
+  // DataLoss unless `bytes` is exactly one encoded, valid spec.
+  static absl::StatusOr<ModelSpec> Decode(std::string_view bytes);
+
+  // First 128 bits of SHA-256 of Encode().
+  ModelId Digest() const;
+};
+
+inline constexpr std::uint32_t kLayersMax = 1024;
+inline constexpr std::uint32_t kBlockTokensMax = 1024;
+inline constexpr std::size_t kRawBlockBytesMax = std::size_t{64} << 20;
+
+// Where each layer's bytes lie in the raw KV of one block: [layer][K, V][token][KV head][dim].
+// Immutable after construction.
+class KvGeometry {
+ public:
+  // REQUIRES: spec.Validate() is OK.
+  explicit KvGeometry(const ModelSpec& spec);
+
+  std::uint32_t block_tokens() const { return block_tokens_; }
+  std::uint32_t layer_count() const { return static_cast<std::uint32_t>(layer_ends_.size()); }
+  std::size_t raw_block_bytes() const { return layer_ends_.empty() ? 0 : layer_ends_.back(); }
+  // [begin, end) of a layer within a block.
+  std::size_t layer_begin(std::uint32_t layer) const {
+    return layer == 0 ? 0 : layer_ends_[layer - 1];
+  }
+  std::size_t layer_end(std::uint32_t layer) const { return layer_ends_[layer]; }
+
+ private:
+  std::uint32_t block_tokens_;
+  std::vector<std::size_t> layer_ends_;
+};
+
+}  // namespace kvtrie

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "storage/kv/ids.h"
+#include "storage/kv/quality.h"
+#include "storage/kv/trie_node_id.h"
+
+namespace kvtrie {
+
+// Where one rung of a node lies; mirrors PayloadLocation, which this folder may not include.
+struct RungRow {
+  Rung rung = Rung::kExact;
+  Quality quality = Quality::kExact;
+  std::uint32_t segment = 0;
+  std::uint32_t offset_pages = 0;
+  std::uint32_t record_bytes = 0;
+
+  bool operator==(const RungRow&) const = default;
+};
+
+// What a trie node is, as stored. Version 1; Encode is canonical.
+struct NodeRow {
+  ModelId model;
+  TrieNodeId parent;          // zero: first block
+  std::uint32_t depth = 0;    // 1 = first block
+  Provenance provenance = Provenance::kExact;
+  std::uint64_t path_hash = 0;       // keyed hash that the index in memory walks by
+  float surprisal_bits = 0;          // of this block given the path above; 0 = not known
+  std::int64_t created_unix_seconds = 0;
+  std::int64_t expires_unix_seconds = 0;  // 0 = never
+  std::uint8_t priority = 0;              // 0 to 15
+  std::string salt;                       // depth 1 only
+  std::string extra_key;
+  std::vector<TokenId> tokens;
+  std::vector<RungRow> rungs;
+
+  bool operator==(const NodeRow&) const = default;
+
+  std::string Encode() const;
+  // DataLoss unless `bytes` is exactly one encoded row (it carries its own CRC32C).
+  static absl::StatusOr<NodeRow> Decode(std::string_view bytes);
+};
+
+// Rebuilds a row when the metadata is lost: the descriptor of a payload record. The row in it has no rungs;
+// the record's location and these two fields are its rung.
+struct NodeDescriptor {
+  TenantId tenant;
+  TrieNodeId node;
+  Rung rung = Rung::kExact;
+  Quality quality = Quality::kExact;
+  NodeRow row;
+
+  std::string Encode() const;
+  static absl::StatusOr<NodeDescriptor> Decode(std::string_view bytes);
+};
+
+struct PinRow {
+  TrieNodeId node;
+  std::int64_t end_unix_seconds = 0;
+
+  std::string Encode() const;
+  static absl::StatusOr<PinRow> Decode(std::string_view bytes);
+};
+
+// Settings that the stored bytes depend on, written at creation. A mismatch at start is FailedPrecondition.
+struct StoreConfig {
+  static constexpr std::uint32_t kVersion = 1;
+  std::uint32_t version = kVersion;
+  std::uint64_t path_hash_seed = 0;
+  std::string namespace_secret;  // 32 bytes, of the built-in tenant
+
+  std::string Encode() const;
+  static absl::StatusOr<StoreConfig> Decode(std::string_view bytes);
+};
+
+}  // namespace kvtrie

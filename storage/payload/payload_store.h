@@ -1,0 +1,123 @@
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/base/shared_bytes.h"
+
+namespace kvtrie {
+
+// Where a record lies. Opaque outside the store that gave it; stored in node rows.
+struct PayloadLocation {
+  std::uint32_t segment = 0;       // 0 = no location
+  std::uint32_t offset_pages = 0;  // in units of kPageBytes
+  std::uint32_t record_bytes = 0;  // header, descriptor and payload, before rounding up to pages
+
+  static constexpr std::size_t kPageBytes = 4096;
+
+  explicit operator bool() const { return segment != 0; }
+  auto operator<=>(const PayloadLocation&) const = default;
+  // Bytes that the record takes on disk.
+  std::uint64_t disk_bytes() const {
+    return (std::uint64_t{record_bytes} + kPageBytes - 1) / kPageBytes * kPageBytes;
+  }
+
+  template <typename H>
+  friend H AbslHashValue(H hash, const PayloadLocation& at) {
+    return H::combine(std::move(hash), at.segment, at.offset_pages, at.record_bytes);
+  }
+};
+
+// A record under construction: aligned memory with room for the store's header in front, so that the
+// payload is written (and later served from memory) where the caller has put it, without a copy.
+class PayloadRecord {
+ public:
+  // Bytes in front of the descriptor that belong to the store.
+  static constexpr std::size_t kHeaderBytes = 64;
+  static constexpr std::size_t kDescriptorBytesMax = std::size_t{16} << 10;
+
+  // `descriptor` says what the payload is, in the caller's format; Scan hands it back when the metadata
+  // is lost. REQUIRES: descriptor.size() <= kDescriptorBytesMax, payload_bytes >= 1, record below 4 GiB.
+  PayloadRecord(std::string_view descriptor, std::size_t payload_bytes);
+
+  // Aligned to 64 bytes.
+  std::span<std::byte> payload();
+  std::span<const std::byte> descriptor() const;
+  std::size_t record_bytes() const { return payload_offset_ + payload_bytes_; }
+  std::size_t payload_offset() const { return payload_offset_; }
+
+  // For stores: the whole memory, rounded up to pages; padding behind the record is zero.
+  std::span<std::byte> memory();
+
+  // The payload as shared bytes; the record gives its memory up.
+  SharedBytes TakePayload() &&;
+
+ private:
+  std::shared_ptr<AlignedBuffer> buffer_;
+  std::size_t descriptor_bytes_;
+  std::size_t payload_offset_;
+  std::size_t payload_bytes_;
+};
+
+struct PayloadUsage {
+  std::uint64_t disk_bytes = 0;      // what the file system has allocated for the store's files
+  std::uint64_t live_bytes = 0;      // records that were not freed, rounded up to pages
+  std::uint64_t segment_count = 0;
+};
+
+struct PayloadRecoveryStats {
+  std::uint64_t unreferenced_bytes = 0;  // found and freed
+  std::vector<std::string> foreign_files;
+  std::vector<std::string> notes;        // damaged segment headers and the like
+};
+
+// Keeps immutable records. A record is written once, read often, freed once.
+//
+// Opening: call MarkLive for every location that the metadata names, then FinishRecovery, which frees
+// all else; only then Append. (To rebuild the metadata: Scan first.)
+//
+// Thread-safe after FinishRecovery; calls block on the disk, so give them threads of their own.
+class PayloadStore {
+ public:
+  virtual ~PayloadStore() = default;
+
+  // NotFound: the location lies outside of what exists. Then it is not live.
+  virtual absl::Status MarkLive(const PayloadLocation& at) = 0;
+  virtual absl::StatusOr<PayloadRecoveryStats> FinishRecovery() = 0;
+
+  // Calls `visit` with each record whose header and descriptor are intact; payloads are not read.
+  // REQUIRES: FinishRecovery was not called yet.
+  using RecordVisitor =
+      std::function<void(const PayloadLocation& at, std::string_view descriptor)>;
+  virtual absl::Status Scan(const RecordVisitor& visit) = 0;
+
+  // Writes the record. On return its bytes are with the operating system: they survive the end of this
+  // process. After a Sync that starts later they also survive a loss of power.
+  // Errors: ResourceExhausted when the disk is full (nothing is kept; later appends may work again),
+  // Unavailable for other I/O errors.
+  virtual absl::StatusOr<PayloadLocation> Append(PayloadRecord& record) = 0;
+
+  // The payload of a record, after its header, identity, length and checksum were found right.
+  // Errors: DataLoss when they are not, or nothing is there; Unavailable when the device fails to answer.
+  virtual absl::StatusOr<SharedBytes> Read(const PayloadLocation& at) = 0;
+
+  // Gives the space back. The caller has made sure that nobody names the location any more.
+  virtual void Free(const PayloadLocation& at) = 0;
+
+  // All records appended before are durable on OK.
+  virtual absl::Status Sync() = 0;
+
+  virtual PayloadUsage Usage() const = 0;
+};
+
+}  // namespace kvtrie
