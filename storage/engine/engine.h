@@ -1,0 +1,253 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/base/byte_budget.h"
+#include "storage/base/clock.h"
+#include "storage/base/shared_bytes.h"
+#include "storage/codec/frame.h"
+#include "storage/engine/engine_options.h"
+#include "storage/engine/engine_stats.h"
+#include "storage/engine/event_log.h"
+#include "storage/engine/put_session.h"
+#include "storage/kv/ids.h"
+#include "storage/kv/model_spec.h"
+#include "storage/kv/path.h"
+#include "storage/kv/quality.h"
+#include "storage/payload/payload_store.h"
+
+namespace kvtrie {
+
+class MetaStore;
+
+struct ModelInfo {
+  ModelId id;
+  ModelSpec spec;
+  std::uint64_t raw_block_bytes = 0;
+  std::uint64_t node_count = 0;
+  std::uint64_t stored_bytes = 0;
+};
+
+struct LookupQuery {
+  std::vector<ModelId> models;  // several: tensor-parallel ranks; `path.model` is not used
+  PathView path;
+  Quality min_quality = Quality::kExact;
+  std::chrono::milliseconds lease{0};
+  bool want_blocks = false;
+};
+
+struct MatchedBlock {
+  TrieNodeId node;
+  std::uint8_t rungs = 0;  // RungBit of each that is held
+  std::uint64_t stored_bytes = 0;
+};
+
+struct LookupResult {
+  std::uint32_t matched_blocks = 0;
+  std::uint32_t block_tokens = 0;
+  std::uint32_t ignored_tail_tokens = 0;
+  std::vector<std::vector<MatchedBlock>> blocks;  // [model][block], if wanted
+  LeaseId lease;
+  std::chrono::milliseconds lease_granted{0};
+  std::uint64_t fetch_bytes = 0;
+  Quality quality = Quality::kExact;
+};
+
+// A stored frame that a node names, found but not read.
+struct StoredFrame {
+  TrieNodeId node;
+  Rung rung = Rung::kExact;
+  Quality quality = Quality::kExact;
+  PayloadLocation at;
+};
+
+// A frame in memory: `view` points into `bytes`.
+struct LoadedFrame {
+  SharedBytes bytes;
+  FrameView view;
+};
+
+// What a call works on; exactly one is set (cache.proto, Selection).
+struct Selection {
+  std::optional<TrieNodeId> node;
+  std::optional<PathView> path;
+  std::string_view session_id;
+  std::optional<ModelId> model;
+  bool all = false;
+  std::chrono::seconds unused_for{0};
+};
+
+struct PinInfo {
+  PinId id;
+  TrieNodeId node;
+  std::uint32_t blocks = 0;
+  std::uint64_t bytes = 0;
+  std::int64_t end_unix_seconds = 0;
+};
+
+struct DeletedCount {
+  std::uint64_t blocks = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct NodeInfo {
+  TrieNodeId id;
+  TrieNodeId parent;
+  ModelId model;
+  std::uint32_t depth = 0;
+  std::vector<StoredFrame> frames;
+  std::vector<bool> in_memory;  // per frame
+  Quality quality = Quality::kExact;
+  std::uint64_t use_count = 0;
+  std::int64_t last_used_unix_seconds = 0;
+  std::int64_t expires_unix_seconds = 0;
+  std::uint32_t priority = 0;
+  double surprisal_bits = 0;
+  bool pinned = false;
+  bool leased = false;
+  std::uint32_t child_count = 0;
+  std::uint32_t extra_key_bytes = 0;
+};
+
+struct RecoveryReport {
+  double seconds = 0;
+  std::uint64_t nodes_loaded = 0;
+  std::uint64_t nodes_dropped = 0;
+  std::uint64_t unreferenced_bytes = 0;
+  std::uint64_t lost_batches = 0;
+  bool rebuilt_from_segments = false;
+  std::vector<std::string> foreign_files;
+  std::vector<std::string> notes;
+};
+
+struct VerifyFinding {
+  TrieNodeId node;
+  std::string what;
+};
+struct VerifyProgress {
+  std::uint64_t nodes_checked = 0;
+  std::uint64_t nodes_total = 0;
+  std::uint64_t bytes_read = 0;
+  std::vector<VerifyFinding> findings;  // since the last call
+  bool done = false;
+};
+
+// The store: trie, frames, leases, eviction and recovery behind one door. Services check a request, call
+// this, and translate; nothing above it knows where bytes lie.
+//
+// Publish order: payload written -> node and references in one batch -> index -> acknowledged. Free order:
+// unlinked in one synced batch -> payload freed. A crash at any point leaves unreferenced payload, never a
+// node without payload; Open finds and frees it.
+//
+// Errors of all calls: NotFound for what the caller named (model, node, pin); InvalidArgument for requests
+// over a limit; ResourceExhausted for disk, memory and caps; Unavailable while draining or when the device
+// fails; a miss is a value.
+//
+// Thread-safe. Calls marked "may block" wait for the disk: call them through RunBlocking. Callbacks run on
+// threads of the engine (or on the calling one), without locks; they must be short.
+class Engine {
+ public:
+  // Opens or creates the embedded store (RocksDB and segment files) in options.data_dir, and recovers it.
+  // `progress` (may be empty) gets (rows done, text) about once a second.
+  // Errors: InvalidArgument (options), FailedPrecondition (written by a newer version), Unavailable
+  // (folder in use, not writable).
+  using OpenProgress = std::function<void(std::uint64_t done, std::string_view what)>;
+  static absl::StatusOr<std::unique_ptr<Engine>> OpenEmbedded(const EngineOptions& options,
+                                                              Clock& clock,
+                                                              const OpenProgress& progress = {});
+  ~Engine();
+
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Idempotent. May block.
+  absl::StatusOr<ModelInfo> RegisterModel(TenantId tenant, const ModelSpec& spec);
+  absl::StatusOr<ModelInfo> GetModel(TenantId tenant, const ModelId& id) const;
+  std::vector<ModelInfo> ListModels(TenantId tenant) const;
+
+  // Longest stored prefix at `min_quality` that all models hold. nullopt: tokens of a node on the way are not in
+  // memory; call Lookup, which may block.
+  std::optional<absl::StatusOr<LookupResult>> TryLookup(TenantId tenant, const LookupQuery& query);
+  absl::StatusOr<LookupResult> Lookup(TenantId tenant, const LookupQuery& query);
+  void ReleaseLease(TenantId tenant, const LeaseId& lease);
+
+  // The frame to serve for each block, nullopt where none is stored at that quality. In order.
+  absl::StatusOr<std::vector<std::optional<StoredFrame>>> FindFrames(
+      TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes,
+      Quality min_quality);
+  // The same for blocks [first_block, first_block + block_count) of a path. May block.
+  absl::StatusOr<std::vector<std::optional<StoredFrame>>> FindFramesOfPath(
+      TenantId tenant, const PathView& path, std::uint32_t first_block, std::uint32_t block_count,
+      Quality min_quality);
+
+  // From memory, or nullopt.
+  std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame);
+  // Calls back once, with NotFound when the frame was dropped meanwhile, DataLoss when its bytes are bad
+  // (counted, and the frame is unlinked), Unavailable when the queue is full or the device fails.
+  void ReadFrame(const StoredFrame& frame,
+                 std::function<void(absl::StatusOr<LoadedFrame>)> on_read);
+
+  // Begins a put. The session holds what the new blocks hang on; see put_session.h. May block.
+  absl::StatusOr<std::unique_ptr<PutSession>> BeginPut(TenantId tenant, const PutAnnouncement& put);
+  // Bytes of blocks that puts have begun: take from it before PutSession::StartBlock.
+  ByteBudget& put_budget();
+
+  // May block, all of them.
+  absl::StatusOr<std::uint32_t> Touch(TenantId tenant, const Selection& selection);
+  absl::StatusOr<PinInfo> Pin(TenantId tenant, const Selection& selection,
+                              std::chrono::seconds duration);
+  absl::StatusOr<PinInfo> ExtendPin(TenantId tenant, const PinId& pin,
+                                    std::chrono::seconds duration);
+  absl::StatusOr<bool> Unpin(TenantId tenant, const PinId& pin);
+  std::vector<PinInfo> ListPins(TenantId tenant) const;
+  absl::StatusOr<DeletedCount> Delete(TenantId tenant, const Selection& selection);
+  absl::StatusOr<std::uint64_t> SetRetention(TenantId tenant, const Selection& selection,
+                                             std::chrono::seconds ttl, std::uint32_t priority);
+
+  const EventLog& events() const;
+
+  // Children of a node (or first blocks of a model), from `after` (exclusive) on, at most `count`.
+  absl::StatusOr<std::vector<NodeInfo>> ListChildren(TenantId tenant, const ModelId& model,
+                                                     const TrieNodeId& parent,
+                                                     const TrieNodeId& after, std::size_t count);
+  absl::StatusOr<NodeInfo> DescribeNode(TenantId tenant, const TrieNodeId& node);
+  // The deepest stored block of a path and those above it, first block first. May block.
+  absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const PathView& path);
+
+  EngineStats Stats() const;
+  const RecoveryReport& recovery() const;
+  const EngineOptions& options() const;
+
+  // The whole-structure check (see README), and unless `structure_only` a read of every frame. `report` is
+  // called about once a second and at the end; returning false stops. May block for long.
+  absl::Status Verify(bool structure_only, bool repair,
+                      const std::function<bool(const VerifyProgress&)>& report);
+
+  // Runs `work` on a thread that may block; false: the queue is full, and `work` was dropped.
+  bool RunBlocking(std::function<void()> work);
+
+  // Refuses new puts from now on, waits for the running ones until `deadline`, syncs. True: all finished.
+  bool Drain(std::chrono::milliseconds deadline);
+
+  // One round of what the maintenance thread does each second: ends of leases, pins and times to live,
+  // freeing, eviction to the low mark, sync. For tests with their own clock.
+  void RunMaintenance();
+
+ private:
+  class Core;
+  explicit Engine(std::unique_ptr<Core> core);
+  std::unique_ptr<Core> core_;
+};
+
+}  // namespace kvtrie

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace kvtrie {
+
+// What the engine does and how fast; read once, never changed. The server's flags map to it one to one.
+struct EngineOptions {
+  // Folder of this store; created if it does not exist. One process at a time.
+  std::string data_dir;
+
+  // Bound on what `du` shows of data_dir. Eviction keeps below it.
+  std::uint64_t disk_limit_bytes = std::uint64_t{16} << 30;
+  // False: a full store refuses puts (RESOURCE_EXHAUSTED) instead of dropping what is least worth.
+  bool eviction = true;
+  std::uint64_t segment_bytes = std::uint64_t{64} << 20;
+
+  // Frames kept in memory. Larger raises the share of gets without disk reads. Keep the sum of the four
+  // memory bounds below 80 % of the container's limit.
+  std::uint64_t memory_tier_bytes = std::uint64_t{1} << 30;
+  // Tokens of nodes kept in memory (4 bytes per token). A lookup that needs others reads rows from the disk.
+  std::uint64_t token_cache_bytes = std::uint64_t{512} << 20;
+  // Blocks that puts have begun and not finished.
+  std::uint64_t put_memory_bytes = std::uint64_t{256} << 20;
+  // Index of nodes; about 100 bytes each. When it is full, least valuable leaves go.
+  std::uint64_t index_bytes_max = std::uint64_t{2} << 30;
+
+  // Threads that read and write the disk.
+  unsigned io_threads = 4;
+  // Requests that may wait for those threads before new ones are refused with UNAVAILABLE.
+  std::size_t io_queue_max = 4096;
+  // How often acknowledged writes are synced. After a loss of power at most this much is gone.
+  std::chrono::milliseconds sync_interval{1000};
+
+  std::chrono::milliseconds lease_max{60'000};
+  std::chrono::seconds pin_max{std::chrono::hours{24 * 30}};
+  // Cap on bytes that pins may hold, in percent of disk_limit_bytes.
+  unsigned pinned_percent_max = 50;
+  // Events kept for watchers that fall behind.
+  std::size_t event_log_max = 65'536;
+
+  // InvalidArgument names the first field that is out of range.
+  absl::Status Validate() const;
+};
+
+}  // namespace kvtrie

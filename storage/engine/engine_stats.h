@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvtrie {
+
+// Counts and sizes of the engine at one moment. Counters (…_total) never fall while the process lives.
+struct EngineStats {
+  // Lookups, in requests, blocks asked for and blocks found.
+  std::uint64_t lookups_total = 0;
+  std::uint64_t lookup_blocks_total = 0;
+  std::uint64_t lookup_hit_blocks_total = 0;
+  // Frames read.
+  std::uint64_t memory_reads_total = 0;
+  std::uint64_t disk_reads_total = 0;
+  std::uint64_t disk_read_bytes_total = 0;
+  std::uint64_t missed_reads_total = 0;   // named by a client, not stored (any more)
+  std::uint64_t corrupt_frames_total = 0;  // failed their check; dropped, never served
+  std::uint64_t read_errors_total = 0;
+  // Blocks put: attempted = stored + duplicate + failed.
+  std::uint64_t put_blocks_total = 0;
+  std::uint64_t stored_blocks_total = 0;
+  std::uint64_t duplicate_blocks_total = 0;
+  std::uint64_t failed_blocks_total = 0;
+  std::uint64_t stored_bytes_total = 0;  // frame bytes accepted
+  std::uint64_t raw_bytes_total = 0;     // what they are raw
+  // What went.
+  std::uint64_t evicted_blocks_total = 0;
+  std::uint64_t evicted_bytes_total = 0;
+  std::uint64_t expired_blocks_total = 0;
+  std::uint64_t deleted_blocks_total = 0;
+  std::uint64_t refused_full_total = 0;
+  std::uint64_t token_cache_misses_total = 0;
+  std::uint64_t syncs_total = 0;
+  std::uint64_t sync_errors_total = 0;
+
+  // Now.
+  std::uint64_t model_count = 0;
+  std::uint64_t node_count = 0;
+  std::uint64_t live_bytes = 0;       // frames of published nodes
+  std::uint64_t raw_live_bytes = 0;   // what they are raw
+  std::uint64_t disk_bytes = 0;       // what du shows
+  std::uint64_t disk_limit_bytes = 0;
+  std::uint64_t segment_count = 0;
+  std::uint64_t memory_tier_bytes = 0;
+  std::uint64_t memory_tier_limit_bytes = 0;
+  std::uint64_t index_bytes = 0;
+  std::uint64_t token_cache_bytes = 0;
+  std::uint64_t put_memory_bytes = 0;  // begun, not finished
+  std::uint64_t open_puts = 0;
+  std::uint64_t lease_count = 0;
+  std::uint64_t pin_count = 0;
+  std::uint64_t pinned_bytes = 0;
+  std::uint64_t pending_free_bytes = 0;  // unlinked, not given back yet
+  std::uint64_t io_queue_length = 0;
+
+  // Why the store does not serve in full; empty when all is well ("disk full", "disk read-only", ...).
+  std::vector<std::string> degraded;
+};
+
+}  // namespace kvtrie

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/kv/ids.h"
+#include "storage/kv/path.h"
+#include "storage/kv/quality.h"
+
+namespace kvtrie {
+
+// What a client wants to store: a path, and how it came about (cache.proto, PutAnnounce).
+struct PutAnnouncement {
+  PathView path;
+  std::uint32_t first_block = 0;
+  std::string_view session_id;
+  // Surprisal of each announced block given what stands before it, in bits; empty = not known.
+  std::vector<float> block_surprisal_bits;
+  std::uint32_t restored_blocks = 0;
+  Quality restored_quality = Quality::kExact;
+  bool durable = false;
+  std::chrono::seconds ttl{0};
+  std::uint32_t priority = 0;
+};
+
+enum class PutOutcome { kStored, kDuplicate };
+
+struct PutBlockResult {
+  TrieNodeId node;
+  PutOutcome outcome = PutOutcome::kStored;
+};
+
+// One block while its bytes arrive: they are copied once, into the memory that is written to disk and then
+// served from. Not thread-safe. Dropping it forgets the block.
+class BlockWriter {
+ public:
+  virtual ~BlockWriter() = default;
+
+  std::uint32_t block_index() const { return block_index_; }
+  // Bytes that the client will send in the chosen encoding.
+  std::uint64_t total_bytes() const { return total_bytes_; }
+  std::uint64_t received_bytes() const { return received_bytes_; }
+  bool complete() const { return received_bytes_ == total_bytes_; }
+
+  // Appends a chunk, given as the pieces in which it lies in memory, and checks it against `crc32c`.
+  // InvalidArgument: the checksum differs, or more bytes than announced; the block is lost then.
+  virtual absl::Status AppendChunk(std::span<const std::span<const std::byte>> pieces,
+                                   std::uint32_t crc32c) = 0;
+
+ protected:
+  BlockWriter(std::uint32_t block_index, std::uint64_t total_bytes)
+      : block_index_(block_index), total_bytes_(total_bytes) {}
+
+  const std::uint32_t block_index_;
+  const std::uint64_t total_bytes_;
+  std::uint64_t received_bytes_ = 0;
+};
+
+// One announced put. What it has not published vanishes with it; what hangs on it in callbacks still comes.
+// Thread-safe but for the writers that it hands out.
+class PutSession {
+ public:
+  virtual ~PutSession() = default;
+
+  // Blocks from `first_block` on that are not stored yet, ascending.
+  virtual const std::vector<std::uint32_t>& missing_blocks() const = 0;
+  virtual std::uint32_t block_count() const = 0;
+  virtual std::uint32_t ignored_tail_tokens() const = 0;
+  virtual std::uint64_t raw_block_bytes() const = 0;
+
+  // True: already stored, nothing to send.
+  virtual bool IsStored(std::uint32_t block_index, TrieNodeId* node) const = 0;
+
+  // Begins a block; `bytes` of the engine's put budget have been taken by the caller and stay taken until the
+  // writer has been finished or dropped (the caller gives them back).
+  // InvalidArgument: the block is outside of the put, begun twice, or has the wrong size for its encoding.
+  // ResourceExhausted: the store is full and may not evict.
+  enum class Encoding { kRaw, kFrame };
+  virtual absl::StatusOr<std::unique_ptr<BlockWriter>> StartBlock(std::uint32_t block_index,
+                                                                  Encoding encoding,
+                                                                  std::uint64_t bytes) = 0;
+
+  // Writes and publishes a complete block, then calls back, once. A block is published after all before
+  // it; if one of those fails, so does this (FailedPrecondition).
+  using DoneCallback = std::function<void(absl::StatusOr<PutBlockResult>)>;
+  virtual void FinishBlock(std::unique_ptr<BlockWriter> writer, DoneCallback on_done) = 0;
+
+  // The client will not send this block: those that wait for it fail.
+  virtual void AbandonBlock(std::uint32_t block_index) = 0;
+};
+
+}  // namespace kvtrie
