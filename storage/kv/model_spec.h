@@ -36,7 +36,8 @@ struct RopeSpec {
   bool operator==(const RopeSpec&) const = default;
 };
 
-// `layer_count` consecutive layers of one shape. MLA: kv_heads = 1, k_head_dim = latent, v_head_dim = 0.
+// `layer_count` consecutive layers of one shape. MLA: kv_heads = 1, k_head_dim = latent, v_head_dim
+// = 0.
 struct LayerRun {
   std::uint32_t layer_count = 0;
   std::uint32_t kv_heads = 0;
@@ -54,7 +55,8 @@ struct KvGroup {
   bool operator==(const KvGroup&) const = default;
 };
 
-// Identity of what computed a KV cache (types.proto, ModelSpec, has the meaning and limit of each field).
+// Identity of what computed a KV cache (types.proto, ModelSpec, has the meaning and limit of each
+// field). One thing has one spec: "not split" is a tensor_parallel_size of 1 here, never 0.
 struct ModelSpec {
   std::string name;
   std::string weights_revision;
@@ -73,11 +75,12 @@ struct ModelSpec {
   // InvalidArgument names the first field that is out of range.
   absl::Status Validate() const;
 
-  // The bytes that are digested and stored: each field tagged and length-prefixed, so that no two specs
-  // have the same bytes.
+  // The bytes that are digested and stored: each field tagged and length-prefixed, so that no two
+  // specs have the same bytes.
   std::string Encode() const;
 
-  // DataLoss unless `bytes` is exactly one encoded, valid spec.
+  // DataLoss unless `bytes` is exactly one encoded, valid spec; Unimplemented when a newer release
+  // wrote it.
   static absl::StatusOr<ModelSpec> Decode(std::string_view bytes);
 
   // First 128 bits of SHA-256 of Encode().
