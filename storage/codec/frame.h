@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "storage/base/byte_order.h"
+#include "storage/kv/ids.h"
 #include "storage/kv/model_spec.h"
 #include "storage/kv/quality.h"
 
@@ -18,23 +18,26 @@ enum class CodecId : std::uint16_t {
   kRaw = 1,  // the body is the raw KV of the block
 };
 
-// A run of body bytes with its own checksum. Sections follow one another and cover the body. In a raw
-// frame no section spans two layers, so that a reader can take some layers and still check every byte.
+// A run of body bytes with its own checksum. Sections follow one another and cover the body. In a
+// raw frame no section spans two layers, so that a reader can take some layers and still check
+// every byte.
 struct FrameSection {
   std::uint32_t bytes = 0;  // 1 to kSectionBytesMax
   std::uint32_t crc32c = 0;
 };
 inline constexpr std::uint32_t kSectionBytesMax = 1u << 20;
+static_assert(sizeof(FrameSection) == 8);  // an entry of the section table
 
-// The encoded KV of one block: header, section table, body (FORMAT.md beside this file). A frame says what it
-// is, so that a reader needs nothing but the model's geometry.
+// The encoded KV of one block: header, section table, body (FORMAT.md beside this file). A frame
+// says what it is, so that a reader needs nothing but the model's geometry.
 //
 // A view into foreign or stored bytes that stay alive as long as the view. Immutable, thread-safe.
 class FrameView {
  public:
   // Checks structure and the header's checksum; not the body's (VerifyBody does).
-  // `bytes` is a whole frame, or the head of one with at least header and section table.
-  // Errors: DataLoss when the bytes are not a frame; Unimplemented for a version or codec that is newer.
+  // `bytes` is a whole frame, or the head of one with at least header and section table. Does not
+  // allocate when the bytes are a frame. Errors: DataLoss when the bytes are not a frame;
+  // Unimplemented for a version or codec that is newer.
   static absl::StatusOr<FrameView> Parse(std::span<const std::byte> bytes);
 
   CodecId codec() const;
@@ -52,8 +55,12 @@ class FrameView {
   // REQUIRES: Parse saw the whole frame.
   std::span<const std::byte> body() const;
 
-  // DataLoss names the first section whose bytes do not match.
+  // DataLoss names the first section whose bytes do not match. REQUIRES: Parse saw the whole frame.
   absl::Status VerifyBody() const;
+
+  // DataLoss unless the frame decodes to a block of this geometry; a raw frame also has the
+  // sections of RawSectionBytes. A frame that a client has made is checked with this one as well.
+  absl::Status CheckGeometry(const KvGeometry& geometry) const;
 
  private:
   explicit FrameView(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -70,7 +77,7 @@ inline constexpr std::size_t kFrameHeaderBytesMax = std::size_t{64} << 10;
 std::vector<std::uint32_t> RawSectionBytes(const KvGeometry& geometry);
 
 // Writes the header of a raw frame in front of a body that is (or will be) behind it.
-// `to` has FrameHeaderBytes(sections.size()) bytes.
+// REQUIRES: sections as RawSectionBytes says; `to` has FrameHeaderBytes(sections.size()) bytes.
 void WriteRawFrameHeader(const ModelId& model, std::span<const FrameSection> sections,
                          std::span<std::byte> to);
 
