@@ -8,8 +8,10 @@
 
 namespace kvtrie {
 
-// All row keys. Integers are big-endian, so that byte order is numeric order; the tenant stands first, so
-// that dropping a tenant is one range. Decode gives nullopt unless the bytes are exactly one encoded key.
+// All row keys. Integers are big-endian, so that byte order is numeric order; the tenant stands
+// first, so that dropping a tenant is one range. Decode gives nullopt unless the bytes are exactly
+// one encoded key; tenant 0 is the store itself, and no id is all zero. A session id has 1 to
+// kSessionIdBytesMax bytes.
 //
 //   table     row key                         row value
 //   kStore    tenant 0 | name                 stored configuration (StoreConfig, node_row.h)

@@ -16,11 +16,17 @@
 namespace kvtrie {
 
 // Tables of row keys; each is a column family in RocksDB. The rows of each are in meta_keys.h.
-enum class MetaTable : std::uint8_t { kStore = 0, kModels = 1, kNodes = 2, kSessions = 3, kPins = 4 };
+enum class MetaTable : std::uint8_t {
+  kStore = 0,
+  kModels = 1,
+  kNodes = 2,
+  kSessions = 3,
+  kPins = 4
+};
 inline constexpr std::size_t kMetaTableCount = 5;
 
-// Changes that are applied together or not at all. All rows belong to one tenant: that is the unit within
-// which a store promises atomicity.
+// Changes that are applied together or not at all. All rows belong to one tenant: that is the unit
+// within which a store promises atomicity.
 class MetaBatch {
  public:
   struct Change {
@@ -48,8 +54,9 @@ class MetaBatch {
 };
 
 // Ordered rows with atomic batches. Row keys come from meta_keys.h, which nobody else builds.
-// Thread-safe. Errors of all calls: DataLoss when stored bytes fail their check; ResourceExhausted when
-// the disk is full (writes work again once there is space, without a restart); Unavailable else.
+// Thread-safe. Errors of all calls: DataLoss when stored bytes fail their check; ResourceExhausted
+// when the disk is full (writes work again once there is space, without a restart); Unavailable
+// else.
 class MetaStore {
  public:
   virtual ~MetaStore() = default;
@@ -57,8 +64,8 @@ class MetaStore {
   virtual absl::StatusOr<std::optional<std::string>> Get(MetaTable table,
                                                          std::string_view row_key) const = 0;
 
-  // Rows whose key starts with `prefix`, in order, from the first key >= `from` on (or from the start),
-  // until `visit` returns false.
+  // Rows whose key starts with `prefix`, in order, from the first key >= `from` on (or from the
+  // start), until `visit` returns false.
   using RowVisitor = std::function<bool(std::string_view row_key, std::string_view row_value)>;
   virtual absl::Status Scan(MetaTable table, std::string_view prefix, std::string_view from,
                             const RowVisitor& visit) const = 0;

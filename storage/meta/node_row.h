@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/quality.h"
@@ -12,42 +13,50 @@
 
 namespace kvtrie {
 
+// Rows as stored: Encode is canonical, Decode is strict. What Decode refuses is DataLoss, or
+// Unimplemented when it is intact and a newer release wrote it. Layouts: node_row.cc.
+
+inline constexpr std::uint8_t kPriorityMax = 15;
+
 // Where one rung of a node lies; mirrors PayloadLocation, which this folder may not include.
 struct RungRow {
   Rung rung = Rung::kExact;
   Quality quality = Quality::kExact;
-  std::uint32_t segment = 0;
+  std::uint32_t segment = 0;  // never 0 in a row
   std::uint32_t offset_pages = 0;
   std::uint32_t record_bytes = 0;
 
   bool operator==(const RungRow&) const = default;
 };
 
-// What a trie node is, as stored. Version 1; Encode is canonical.
+// What a trie node is.
 struct NodeRow {
   ModelId model;
-  TrieNodeId parent;          // zero: first block
-  std::uint32_t depth = 0;    // 1 = first block
+  TrieNodeId parent;        // zero: first block
+  std::uint32_t depth = 0;  // 1 = first block
   Provenance provenance = Provenance::kExact;
-  std::uint64_t path_hash = 0;       // keyed hash that the index in memory walks by
-  float surprisal_bits = 0;          // of this block given the path above; 0 = not known
+  std::uint64_t path_hash = 0;  // keyed hash that the index in memory walks by
+  float surprisal_bits = 0;     // of this block given the path above; 0 = not known
   std::int64_t created_unix_seconds = 0;
   std::int64_t expires_unix_seconds = 0;  // 0 = never
-  std::uint8_t priority = 0;              // 0 to 15
+  std::uint8_t priority = 0;              // 0 to kPriorityMax
   std::string salt;                       // depth 1 only
   std::string extra_key;
   std::vector<TokenId> tokens;
-  std::vector<RungRow> rungs;
+  std::vector<RungRow> rungs;  // ascending, at most one of a kind; none: tokens only
 
   bool operator==(const NodeRow&) const = default;
 
+  // InvalidArgument names the first field that is out of range.
+  absl::Status Validate() const;
+
+  // REQUIRES: Validate() is OK.
   std::string Encode() const;
-  // DataLoss unless `bytes` is exactly one encoded row (it carries its own CRC32C).
   static absl::StatusOr<NodeRow> Decode(std::string_view bytes);
 };
 
-// Rebuilds a row when the metadata is lost: the descriptor of a payload record. The row in it has no rungs;
-// the record's location and these two fields are its rung.
+// Rebuilds a row when the metadata is lost: the descriptor of a payload record. The row in it has
+// no rungs; the record's location and these two fields are its rung.
 struct NodeDescriptor {
   TenantId tenant;
   TrieNodeId node;
@@ -55,6 +64,9 @@ struct NodeDescriptor {
   Quality quality = Quality::kExact;
   NodeRow row;
 
+  bool operator==(const NodeDescriptor&) const = default;
+
+  // REQUIRES: tenant and node are not zero, the row is valid and has no rungs.
   std::string Encode() const;
   static absl::StatusOr<NodeDescriptor> Decode(std::string_view bytes);
 };
@@ -63,18 +75,26 @@ struct PinRow {
   TrieNodeId node;
   std::int64_t end_unix_seconds = 0;
 
+  bool operator==(const PinRow&) const = default;
+
+  // REQUIRES: node is not zero, end_unix_seconds not negative.
   std::string Encode() const;
   static absl::StatusOr<PinRow> Decode(std::string_view bytes);
 };
 
-// Settings that the stored bytes depend on, written at creation. A mismatch at start is FailedPrecondition.
+// Settings that the stored bytes depend on, written at creation. A mismatch at start is
+// FailedPrecondition.
 struct StoreConfig {
   static constexpr std::uint32_t kVersion = 1;
   std::uint32_t version = kVersion;
   std::uint64_t path_hash_seed = 0;
-  std::string namespace_secret;  // 32 bytes, of the built-in tenant
+  std::string namespace_secret;  // TrieNodeNamer::kSecretBytes, of the built-in tenant
 
+  bool operator==(const StoreConfig&) const = default;
+
+  // REQUIRES: version is kVersion, the secret has its size.
   std::string Encode() const;
+  // FailedPrecondition: intact, and of another `version`.
   static absl::StatusOr<StoreConfig> Decode(std::string_view bytes);
 };
 

@@ -6,25 +6,31 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/meta/meta_store.h"
 
 namespace kvtrie {
 
 struct RocksDbMetaStoreOptions {
+  // Memory for SST blocks, their indexes and filters. Larger makes reads of rows rarer that go to
+  // the disk.
   std::size_t block_cache_bytes = std::size_t{64} << 20;
+  // Memory for changes that are in the log only. Larger makes fewer and larger SSTs; half of it
+  // again is used while one is written.
   std::size_t write_buffer_bytes = std::size_t{32} << 20;
 };
 
 // What opening found out about the last run.
 struct MetaRecoveryReport {
-  // Batches that a Sync had made durable and that are gone (the log was damaged or cut).
+  // At least so many changes that a Sync had made durable are gone (the log was damaged or cut). A
+  // change is one Put or Delete of a batch. Not counted when the store was recreated.
   std::uint64_t lost_batches = 0;
   // The log was damaged in the middle; what follows the damage was dropped.
   bool log_truncated = false;
   // The store could not be read at all; it was moved aside and a new one made.
   bool recreated = false;
-  std::vector<std::string> notes;
+  std::vector<std::string> notes;  // for the log: what was found, in the order of finding
 };
 
 struct OpenedMetaStore {
@@ -32,14 +38,26 @@ struct OpenedMetaStore {
   MetaRecoveryReport report;
 };
 
-// MetaStore on RocksDB in `folder`. RocksDB replays a damaged log without a word, so it is opened in the mode
-// that refuses, and only then, counted and reported, in the one that drops what follows the damage. The number
-// of the last synced batch is kept in a file of its own beside it, so that a lost tail is noticed too.
-// A store that does not open even so is renamed to `folder`.damaged-N, and an empty one takes its place: the
-// caller rebuilds it from the payload.
+// MetaStore on RocksDB in `folder`, one column family per table.
 //
-// Errors: Unavailable when the folder cannot be used (permissions, another process holds it, disk).
+// What is opened is a prefix of what was written, and the report says whether anything is missing
+// that a Sync had made durable. RocksDB alone cannot say: it replays a damaged log without a word.
+// So each Sync notes in a file beside the folder (`folder`.synced) how far it came and what the log
+// files looked like, and opening compares. Until the next Sync, opening again reports the same
+// loss.
+//
+// A store that does not open is renamed to `folder`.damaged-N, and an empty one takes its place:
+// the caller rebuilds it from the payload. Damage inside of an SST shows only when it is read: when
+// the first Scan of a table gives DataLoss, destroy the store, call MoveAsideRocksDbMetaStore and
+// open again. What was moved aside counts in DiskBytes until somebody deletes it.
+//
+// Errors: Unavailable when the folder cannot be used (permissions, another process holds it, disk);
+// ResourceExhausted when the disk is full; FailedPrecondition when a newer release has made the
+// store.
 absl::StatusOr<OpenedMetaStore> OpenRocksDbMetaStore(const std::string& folder,
                                                      const RocksDbMetaStoreOptions& options);
+
+// Renames the store to `folder`.damaged-N. REQUIRES: it is not open. OK when there is none.
+absl::Status MoveAsideRocksDbMetaStore(const std::string& folder);
 
 }  // namespace kvtrie
