@@ -38,16 +38,18 @@ struct PayloadLocation {
   }
 };
 
-// A record under construction: aligned memory with room for the store's header in front, so that the
-// payload is written (and later served from memory) where the caller has put it, without a copy.
+// A record under construction: aligned memory with room for the store's header in front, so that
+// the payload is written (and later served from memory) where the caller has put it, without a
+// copy.
 class PayloadRecord {
  public:
   // Bytes in front of the descriptor that belong to the store.
   static constexpr std::size_t kHeaderBytes = 64;
   static constexpr std::size_t kDescriptorBytesMax = std::size_t{16} << 10;
 
-  // `descriptor` says what the payload is, in the caller's format; Scan hands it back when the metadata
-  // is lost. REQUIRES: descriptor.size() <= kDescriptorBytesMax, payload_bytes >= 1, record below 4 GiB.
+  // `descriptor` says what the payload is, in the caller's format; Scan hands it back when the
+  // metadata is lost. REQUIRES: descriptor.size() <= kDescriptorBytesMax, payload_bytes >= 1,
+  // record below 4 GiB.
   PayloadRecord(std::string_view descriptor, std::size_t payload_bytes);
 
   // Aligned to 64 bytes.
@@ -70,45 +72,46 @@ class PayloadRecord {
 };
 
 struct PayloadUsage {
-  std::uint64_t disk_bytes = 0;      // what the file system has allocated for the store's files
-  std::uint64_t live_bytes = 0;      // records that were not freed, rounded up to pages
+  std::uint64_t disk_bytes = 0;  // what the file system has allocated for the store's files
+  std::uint64_t live_bytes = 0;  // records that were not freed, rounded up to pages
   std::uint64_t segment_count = 0;
 };
 
 struct PayloadRecoveryStats {
   std::uint64_t unreferenced_bytes = 0;  // found and freed
   std::vector<std::string> foreign_files;
-  std::vector<std::string> notes;        // damaged segment headers and the like
+  std::vector<std::string> notes;  // damaged segment headers and the like
 };
 
 // Keeps immutable records. A record is written once, read often, freed once.
 //
-// Opening: call MarkLive for every location that the metadata names, then FinishRecovery, which frees
-// all else; only then Append. (To rebuild the metadata: Scan first.)
+// Opening: call MarkLive for every location that the metadata names, then FinishRecovery, which
+// frees all else; only then Append. (To rebuild the metadata: Scan first.)
 //
 // Thread-safe after FinishRecovery; calls block on the disk, so give them threads of their own.
 class PayloadStore {
  public:
   virtual ~PayloadStore() = default;
 
-  // NotFound: the location lies outside of what exists. Then it is not live.
+  // Errors: NotFound when the location lies outside of what exists, DataLoss when it overlaps one that
+  // was marked before. Then it is not live.
   virtual absl::Status MarkLive(const PayloadLocation& at) = 0;
   virtual absl::StatusOr<PayloadRecoveryStats> FinishRecovery() = 0;
 
   // Calls `visit` with each record whose header and descriptor are intact; payloads are not read.
   // REQUIRES: FinishRecovery was not called yet.
-  using RecordVisitor =
-      std::function<void(const PayloadLocation& at, std::string_view descriptor)>;
+  using RecordVisitor = std::function<void(const PayloadLocation& at, std::string_view descriptor)>;
   virtual absl::Status Scan(const RecordVisitor& visit) = 0;
 
-  // Writes the record. On return its bytes are with the operating system: they survive the end of this
-  // process. After a Sync that starts later they also survive a loss of power.
-  // Errors: ResourceExhausted when the disk is full (nothing is kept; later appends may work again),
+  // Writes the record. On return its bytes are with the operating system: they survive the end of
+  // this process. After a Sync that starts later they also survive a loss of power. Errors:
+  // ResourceExhausted when the disk is full (nothing is kept; later appends may work again),
   // Unavailable for other I/O errors.
   virtual absl::StatusOr<PayloadLocation> Append(PayloadRecord& record) = 0;
 
   // The payload of a record, after its header, identity, length and checksum were found right.
-  // Errors: DataLoss when they are not, or nothing is there; Unavailable when the device fails to answer.
+  // Errors: DataLoss when they are not, or nothing is there; Unavailable when the device fails to
+  // answer.
   virtual absl::StatusOr<SharedBytes> Read(const PayloadLocation& at) = 0;
 
   // Gives the space back. The caller has made sure that nobody names the location any more.

@@ -18,14 +18,14 @@ struct SegmentStoreOptions {
   std::size_t allocate_ahead_bytes = std::size_t{8} << 20;
 };
 
-// PayloadStore over append-only segment files in `folder`, written and read with O_DIRECT where the file
-// system can (else through the page cache). Layout: SEGMENTS.md beside this file.
+// PayloadStore over append-only segment files in `folder`, written and read with O_DIRECT where the
+// file system can (else through the page cache). Layout: SEGMENTS.md beside this file.
 //
-// Space: freeing a record punches a hole into its segment, so that `du` falls at once and no live record
-// is ever moved; a segment without live records is unlinked.
+// Space: freeing a record punches a hole into its segment, so that `du` falls at once and no live
+// record is ever moved; a segment without live records is unlinked.
 //
-// `file_system` outlives the store. Errors: FailedPrecondition when the folder holds segments of a newer
-// version or of another store; Unavailable when it cannot be read or written.
+// `file_system` outlives the store. Errors: FailedPrecondition when the folder holds segments of a
+// newer version or of another store; Unavailable when it cannot be read or written.
 absl::StatusOr<std::unique_ptr<PayloadStore>> OpenSegmentStore(FileSystem& file_system,
                                                                const std::string& folder,
                                                                const SegmentStoreOptions& options);

@@ -1,0 +1,42 @@
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "storage/base/check.h"
+#include "storage/payload/payload_store.h"
+#include "storage/payload/segment_format.h"
+
+namespace kvtrie {
+
+PayloadRecord::PayloadRecord(std::string_view descriptor, std::size_t payload_bytes)
+    : descriptor_bytes_(descriptor.size()),
+      payload_offset_(PayloadOffset(descriptor.size())),
+      payload_bytes_(payload_bytes) {
+  KV_CHECK(descriptor.size() <= kDescriptorBytesMax);
+  KV_CHECK(payload_bytes >= 1);
+  KV_CHECK(payload_bytes <= std::numeric_limits<std::uint32_t>::max() - payload_offset_);
+  buffer_ = std::make_shared<AlignedBuffer>(record_bytes());
+  std::byte* const data = buffer_->data();
+  std::fill(data, data + kHeaderBytes, std::byte{});
+  if (!descriptor.empty()) std::memcpy(data + kHeaderBytes, descriptor.data(), descriptor.size());
+  std::fill(data + kHeaderBytes + descriptor.size(), data + payload_offset_, std::byte{});
+  std::fill(data + record_bytes(), data + buffer_->size(), std::byte{});
+}
+
+std::span<std::byte> PayloadRecord::payload() {
+  return {buffer_->data() + payload_offset_, payload_bytes_};
+}
+
+std::span<const std::byte> PayloadRecord::descriptor() const {
+  return {buffer_->data() + kHeaderBytes, descriptor_bytes_};
+}
+
+std::span<std::byte> PayloadRecord::memory() { return {buffer_->data(), buffer_->size()}; }
+
+SharedBytes PayloadRecord::TakePayload() && {
+  const auto view = payload();
+  return {std::move(buffer_), view};
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "storage/base/byte_reader.h"
+#include "storage/payload/payload_store.h"
+#include "storage/payload/segment_store.h"
+
+namespace kvtrie {
+
+// A record whose payload is `payload`.
+inline PayloadRecord MakeRecord(const std::string& payload,
+                                const std::string& descriptor = "what it is") {
+  PayloadRecord record(descriptor, payload.size());
+  std::copy_n(reinterpret_cast<const std::byte*>(payload.data()), payload.size(),
+              record.payload().begin());
+  return record;
+}
+
+// Bytes that no other seed gives.
+inline std::string RandomText(std::uint64_t seed, std::size_t bytes) {
+  std::mt19937_64 random(seed);
+  std::string text(bytes, '\0');
+  for (char& c : text) c = static_cast<char>(random());
+  return text;
+}
+
+inline std::string TextOf(const SharedBytes& bytes) { return std::string(AsText(bytes.view)); }
+
+// Opens a store of which nothing has to be recovered, or whose records are all to be dropped.
+inline std::unique_ptr<PayloadStore> OpenEmpty(FileSystem& file_system, const std::string& folder,
+                                               const SegmentStoreOptions& options) {
+  auto store = OpenSegmentStore(file_system, folder, options);
+  EXPECT_TRUE(store.ok()) << store.status();
+  if (!store.ok()) return nullptr;
+  const auto stats = (*store)->FinishRecovery();
+  EXPECT_TRUE(stats.ok()) << stats.status();
+  return *std::move(store);
+}
+
+}  // namespace kvtrie
