@@ -6,6 +6,10 @@ medians and which of kvtrie's targets are met. A peer that does not start has a 
 
 cpu_s_per_gb is user and system time of client and server together; keys_per_s counts blocks;
 p50_us and p99_us are per request of `batch` blocks. GB are 10^9 bytes.
+
+Nothing is pinned. Where the scheduler puts a client and its server decides short latencies: on
+one core Redis answers an EXISTS of 256 keys in half the time that it takes on two. Other work on
+the machine changes that, so compare p50 within one run, and best on a machine that is idle.
 """
 
 import argparse
