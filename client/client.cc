@@ -1,0 +1,480 @@
+#include "client/client.h"
+
+#include <grpcpp/client_context.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "client/fetch_assembly.h"
+#include "client/model_spec_to_proto.h"
+#include "client/raw_call.h"
+#include "client/status_from_grpc.h"
+#include "proto/bulk_message.h"
+#include "storage/base/clock.h"
+#include "storage/base/status_macros.h"
+
+namespace kvtrie {
+namespace {
+
+constexpr char kFetchMethod[] = "/kvtrie.v1.Cache/Fetch";
+
+constexpr std::size_t kFetchBlocksMax = 65'536;
+constexpr std::size_t kIdlePutConnectionsMax = 64;
+// After a failure of the shared-memory lane, gRPC serves for so long before the lane is tried
+// again.
+constexpr std::chrono::seconds kLaneOffTime{5};
+// A watcher waits for events for ever; this bounds the time to notice that a server has come back.
+constexpr std::chrono::milliseconds kWatchReconnectTimeout{60'000};
+
+std::chrono::milliseconds Or(std::chrono::milliseconds timeout,
+                             std::chrono::milliseconds otherwise) {
+  return timeout.count() > 0 ? timeout : otherwise;
+}
+
+absl::Status CheckOptions(const ClientOptions& options) {
+  if (options.targets.empty()) return absl::InvalidArgumentError("targets: none");
+  for (const std::string& target : options.targets) {
+    if (target.empty()) return absl::InvalidArgumentError("targets: one is empty");
+  }
+  if (options.bulk_channels < 1 || options.bulk_channels > 64) {
+    return absl::InvalidArgumentError("bulk_channels: 1 to 64");
+  }
+  if (options.stream_window_bytes < (64 << 10) || options.stream_window_bytes > (64 << 20)) {
+    return absl::InvalidArgumentError("stream_window_bytes: 64 KiB to 64 MiB");
+  }
+  if (options.unary_timeout.count() <= 0 || options.bulk_timeout.count() <= 0) {
+    return absl::InvalidArgumentError("timeouts: must be positive");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {
+  KV_RETURN_IF_ERROR(CheckOptions(options));
+  std::unique_ptr<Client> client(new Client(std::move(options)));
+  const ClientOptions& used = client->options_;
+  const bool local = std::all_of(used.targets.begin(), used.targets.end(), IsLocalTarget);
+  // The lane leads to one server; several would need a region each.
+  if (used.lane == Lane::kShm || (used.lane == Lane::kAuto && local && used.targets.size() == 1)) {
+    auto region = LocalRegion::Create(used.local_region_bytes);
+    if (region.ok()) {
+      client->region_ = *std::move(region);
+      client->lane_ = std::make_unique<LocalLane>(client->channels_, client->region_);
+    } else if (used.lane == Lane::kShm) {
+      return absl::UnavailableError(region.status().message());
+    }
+  }
+  return client;
+}
+
+Client::Client(ClientOptions options)
+    : options_(std::move(options)),
+      channels_(options_),
+      retry_budget_(options_.retry, SystemClock()),
+      random_(std::random_device()()) {}
+
+Client::~Client() = default;
+
+// --- small calls ---
+
+template <typename Request, typename Response>
+absl::StatusOr<Response> Client::Call(UnaryMethod<Request, Response> method, const Request& request,
+                                      std::chrono::milliseconds timeout, bool idempotent) {
+  const Deadline deadline = Deadline::After(Or(timeout, options_.unary_timeout));
+  std::optional<Backoff> backoff;
+  stats_.calls.fetch_add(1, std::memory_order_relaxed);
+  for (int attempt = 0;; ++attempt) {
+    grpc::ClientContext context;
+    context.set_deadline(deadline.ToGrpc());
+    Response response;
+    absl::Status status =
+        FromGrpc((channels_.Control(attempt).*method)(&context, request, &response));
+    if (status.ok()) {
+      Ended(/*failed=*/false);
+      return response;
+    }
+    if (!backoff.has_value()) backoff = NewBackoff();
+    if (!idempotent || !IsRetriable(status) || !PauseBeforeRetry(*backoff, deadline)) {
+      Ended(/*failed=*/true);
+      return status;
+    }
+  }
+}
+
+absl::StatusOr<ModelHandle> Client::RegisterModel(const ModelSpec& spec) {
+  KV_RETURN_IF_ERROR(spec.Validate());
+  v1::RegisterModelRequest request;
+  *request.mutable_spec() = ModelSpecToProto(spec);
+  KV_ASSIGN_OR_RETURN(const v1::RegisterModelResponse response,
+                      (Call<v1::RegisterModelRequest, v1::RegisterModelResponse>(
+                          &v1::Cache::Stub::RegisterModel, request, {}, /*idempotent=*/true)));
+  auto geometry = std::make_shared<const KvGeometry>(spec);
+  const auto id = ModelId::FromBytes(response.model_id());
+  if (!id.has_value()) return absl::InternalError("the server's model id has not 16 bytes");
+  if (response.raw_block_bytes() != geometry->raw_block_bytes()) {
+    return absl::FailedPreconditionError("client and server disagree about the size of a block");
+  }
+  absl::MutexLock lock(&mutex_);
+  geometries_[*id] = std::move(geometry);
+  return ModelHandle{*id, spec.block_tokens, response.raw_block_bytes()};
+}
+
+absl::StatusOr<v1::LookupResult> Client::Lookup(const ModelId& model,
+                                                std::span<const TokenId> tokens,
+                                                const LookupOptions& options) {
+  v1::LookupRequest request;
+  v1::LookupQuery* query = request.add_queries();
+  query->add_model_ids(std::string(model.view()));
+  query->set_tokens(tokens.data(), tokens.size_bytes());
+  query->set_salt(std::string(options.salt));
+  query->set_min_quality(static_cast<v1::Quality>(options.min_quality));
+  query->set_session_id(std::string(options.session_id));
+  query->set_lease_ms(static_cast<std::uint32_t>(options.lease.count()));
+  query->set_want_blocks(options.want_blocks);
+  KV_ASSIGN_OR_RETURN(v1::LookupResponse response, Lookup(request, options.timeout));
+  if (response.results_size() != 1) {
+    return absl::InternalError("lookup: not one result for one query");
+  }
+  KV_RETURN_IF_ERROR(FromItem(response.results(0).status()));
+  return std::move(*response.mutable_results(0));
+}
+
+absl::StatusOr<v1::LookupResponse> Client::Lookup(const v1::LookupRequest& request,
+                                                  std::chrono::milliseconds timeout) {
+  return Call<v1::LookupRequest, v1::LookupResponse>(&v1::Cache::Stub::Lookup, request, timeout,
+                                                     /*idempotent=*/true);
+}
+
+absl::StatusOr<v1::TouchResponse> Client::Touch(const v1::TouchRequest& request) {
+  return Call<v1::TouchRequest, v1::TouchResponse>(&v1::Cache::Stub::Touch, request, {},
+                                                   /*idempotent=*/true);
+}
+
+absl::StatusOr<v1::PinResponse> Client::Pin(const v1::PinRequest& request) {
+  return Call<v1::PinRequest, v1::PinResponse>(&v1::Cache::Stub::Pin, request, {},
+                                               /*idempotent=*/!request.pin_id().empty());
+}
+
+absl::StatusOr<v1::UnpinResponse> Client::Unpin(const v1::UnpinRequest& request) {
+  return Call<v1::UnpinRequest, v1::UnpinResponse>(&v1::Cache::Stub::Unpin, request, {},
+                                                   /*idempotent=*/true);
+}
+
+absl::StatusOr<v1::DeleteResponse> Client::Delete(const v1::DeleteRequest& request) {
+  return Call<v1::DeleteRequest, v1::DeleteResponse>(&v1::Cache::Stub::Delete, request, {},
+                                                     /*idempotent=*/true);
+}
+
+absl::StatusOr<v1::SetRetentionResponse> Client::SetRetention(
+    const v1::SetRetentionRequest& request) {
+  return Call<v1::SetRetentionRequest, v1::SetRetentionResponse>(&v1::Cache::Stub::SetRetention,
+                                                                 request, {}, /*idempotent=*/true);
+}
+
+absl::Status Client::Watch(const v1::WatchRequest& request, std::stop_token stop,
+                           const std::function<bool(const v1::WatchResponse&)>& on_events) {
+  v1::WatchRequest current = request;
+  std::optional<std::uint64_t> epoch;
+  std::optional<Backoff> backoff;
+  Deadline give_up = Deadline::After(kWatchReconnectTimeout);
+  for (int attempt = 0;; ++attempt) {
+    grpc::ClientContext context;
+    std::stop_callback cancel(stop, [&context] { context.TryCancel(); });
+    auto reader = channels_.Control(attempt).Watch(&context, current);
+    v1::WatchResponse response;
+    while (reader->Read(&response)) {
+      backoff.reset();
+      if (epoch.has_value() && *epoch != response.epoch()) {
+        v1::WatchResponse cleared;
+        v1::Event* event = cleared.add_events();
+        event->set_kind(v1::EVENT_KIND_CLEARED);
+        event->set_gap(true);
+        event->set_epoch(response.epoch());
+        cleared.set_epoch(response.epoch());
+        if (!on_events(cleared)) return absl::OkStatus();
+      }
+      epoch = response.epoch();
+      current.set_from_sequence(response.next_sequence());
+      if (!on_events(response)) return absl::OkStatus();
+    }
+    absl::Status status = FromGrpc(reader->Finish());
+    if (stop.stop_requested()) return absl::OkStatus();
+    if (!status.ok() && !IsRetriable(status)) return status;
+    if (!backoff.has_value()) {
+      backoff = NewBackoff();
+      give_up = Deadline::After(kWatchReconnectTimeout);
+    }
+    if (!PauseBeforeRetry(*backoff, give_up)) {
+      return status.ok() ? absl::UnavailableError("watch: the server keeps ending it") : status;
+    }
+  }
+}
+
+// --- blocks ---
+
+FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> targets,
+                          const FetchOptions& options) {
+  const Deadline deadline = Deadline::After(Or(options.timeout, options_.bulk_timeout));
+  const std::shared_ptr<const KvGeometry> geometry = options.on_layer ? Geometry(model) : nullptr;
+  FetchAssembly assembly(targets, options, geometry.get());
+  stats_.calls.fetch_add(1, std::memory_order_relaxed);
+  if (options.on_layer && geometry == nullptr) {
+    assembly.FailRest(absl::FailedPreconditionError("the model was not registered by this client"));
+  }
+
+  // Layers come in order over gRPC only.
+  bool use_lane = !options.on_layer && UseLane();
+  std::optional<Backoff> backoff;
+  bool failed = false;
+  while (!assembly.done()) {
+    const std::size_t pending_before = assembly.pending_blocks();
+    const std::uint64_t damaged_before = assembly.damaged_blocks();
+    absl::Status status = use_lane ? lane_->FetchSome(model, options, deadline, &assembly)
+                                   : FetchAttempt(model, options, deadline, &assembly);
+    if (assembly.done()) break;
+    if (status.ok()) {
+      if (assembly.pending_blocks() < pending_before ||
+          assembly.damaged_blocks() > damaged_before) {
+        continue;
+      }
+      status = absl::UnavailableError("fetch: the server left blocks unanswered");
+    } else if (use_lane && options_.lane == Lane::kAuto && !absl::IsDeadlineExceeded(status)) {
+      SuspendLane();
+      use_lane = false;
+      continue;
+    }
+    if (!backoff.has_value()) backoff = NewBackoff();
+    if (!IsRetriable(status) || !PauseBeforeRetry(*backoff, deadline)) {
+      failed = true;
+      assembly.FailRest(status);
+    }
+  }
+
+  Ended(failed);
+  stats_.damaged_blocks.fetch_add(assembly.damaged_blocks(), std::memory_order_relaxed);
+  stats_.fetched_bytes.fetch_add(assembly.accepted_bytes(), std::memory_order_relaxed);
+  FetchReport report = assembly.TakeReport();
+  if (use_lane) {
+    stats_.local_lane_blocks.fetch_add(report.loaded_blocks, std::memory_order_relaxed);
+  }
+  return report;
+}
+
+absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& options,
+                                  Deadline deadline, FetchAssembly* assembly) {
+  v1::FetchRequest request;
+  request.set_model_id(std::string(model.view()));
+  const auto wanted = assembly->StartAttempt(kFetchBlocksMax);
+  std::string& node_ids = *request.mutable_node_ids();
+  node_ids.reserve(wanted.size() * TrieNodeId::kBytes);
+  for (const std::uint32_t i : wanted) node_ids.append(assembly->target(i).node.view());
+  request.set_order(options.on_layer ? v1::FETCH_ORDER_LAYER_MAJOR : v1::FETCH_ORDER_BLOCK_MAJOR);
+  request.set_encoding(v1::ENCODING_RAW);
+  request.set_min_quality(static_cast<v1::Quality>(options.min_quality));
+  if (!options.release_lease.empty() && wanted.size() == assembly->pending_blocks()) {
+    request.set_release_lease_id(std::string(options.release_lease.view()));
+  }
+
+  RawCall call(channels_.Bulk(), kFetchMethod, deadline);
+  call.Write(ComposeBulkMessage(request, {}), /*last=*/true);
+  call.Read();
+  v1::FetchResponse message;
+  BulkPayload payload;
+  while (true) {
+    const auto completion = call.Next(deadline);
+    if (!completion.has_value()) {
+      return absl::DeadlineExceededError("fetch: not all blocks arrived in time");
+    }
+    if (completion->op != RawCall::Op::kRead) continue;
+    if (!completion->ok) return call.Finish(deadline);
+    KV_RETURN_IF_ERROR(ParseBulkMessage(call.message(), &message, &payload));
+    KV_RETURN_IF_ERROR(assembly->Accept(message, payload.pieces()));
+    if (assembly->attempt_complete()) return call.Finish(deadline);
+    call.Read();
+  }
+}
+
+std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
+                                   std::chrono::milliseconds timeout) {
+  const Deadline deadline = Deadline::After(Or(timeout, options_.bulk_timeout));
+  stats_.calls.fetch_add(1, std::memory_order_relaxed);
+
+  // By shared memory a path travels in pieces that fit into one request; each is a put of its own.
+  bool use_lane = UseLane();
+  std::vector<PutPath> pieces;
+  std::vector<std::size_t> piece_counts(paths.size(), 1);
+  if (use_lane) {
+    for (std::size_t i = 0; i < paths.size(); ++i) {
+      const PutPath& path = paths[i];
+      const std::size_t block_bytes =
+          path.blocks.empty() ? 1 : std::max<std::size_t>(1, path.blocks[0].size());
+      const std::size_t step = std::max<std::size_t>(1, LocalLane::kRequestBytes / block_bytes);
+      const std::size_t before = pieces.size();
+      for (std::size_t at = 0; at < std::max<std::size_t>(1, path.blocks.size()); at += step) {
+        PutPath piece = path;
+        piece.first_block = path.first_block + static_cast<std::uint32_t>(at);
+        piece.blocks = path.blocks.subspan(at, std::min(step, path.blocks.size() - at));
+        pieces.push_back(piece);
+      }
+      piece_counts[i] = pieces.size() - before;
+    }
+    paths = pieces;
+  }
+
+  std::vector<std::shared_ptr<const KvGeometry>> geometries;
+  std::vector<std::unique_ptr<PutProgress>> puts;
+  std::vector<std::unique_ptr<PutReport>> refused(paths.size());
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    geometries.push_back(Geometry(paths[i].path.model));
+    if (geometries.back() == nullptr) {
+      refused[i] = std::make_unique<PutReport>();
+      refused[i]->blocks.resize(
+          paths[i].blocks.size(),
+          {absl::FailedPreconditionError("the model was not registered by this client"),
+           false,
+           {}});
+      puts.push_back(nullptr);
+      continue;
+    }
+    puts.push_back(std::make_unique<PutProgress>(paths[i], *geometries.back()));
+  }
+
+  std::size_t lane_blocks = 0;
+  if (use_lane) {
+    for (const auto& put : puts) {
+      if (put == nullptr || put->done()) continue;
+      absl::Status status = lane_->Put(put.get(), deadline);
+      if (status.ok()) {
+        lane_blocks += put->path().blocks.size();
+        continue;
+      }
+      if (options_.lane == Lane::kShm && !IsRetriable(status)) {
+        put->FailRest(status);
+        continue;
+      }
+      SuspendLane();
+      break;
+    }
+    stats_.local_lane_blocks.fetch_add(lane_blocks, std::memory_order_relaxed);
+  }
+
+  std::optional<Backoff> backoff;
+  bool failed = false;
+  std::vector<PutProgress*> open;
+  while (true) {
+    open.clear();
+    for (const auto& put : puts) {
+      if (put != nullptr && !put->done()) open.push_back(put.get());
+    }
+    if (open.empty()) break;
+    absl::Status status = PutAttempt(open, deadline);
+    if (status.ok()) {
+      const bool all_done =
+          std::all_of(open.begin(), open.end(), [](const PutProgress* put) { return put->done(); });
+      if (all_done) break;
+      status = absl::UnavailableError("put: the server cannot take some blocks now");
+    }
+    if (!backoff.has_value()) backoff = NewBackoff();
+    if (!IsRetriable(status) || !PauseBeforeRetry(*backoff, deadline)) {
+      failed = true;
+      for (PutProgress* put : open) {
+        if (!put->done()) put->FailRest(status);
+      }
+    }
+  }
+  Ended(failed);
+
+  std::vector<PutReport> reports;
+  std::size_t next = 0;
+  for (const std::size_t count : piece_counts) {
+    PutReport report;
+    for (std::size_t i = 0; i < count; ++i, ++next) {
+      PutReport piece =
+          puts[next] != nullptr ? puts[next]->TakeReport() : std::move(*refused[next]);
+      report.stored_blocks += piece.stored_blocks;
+      report.duplicate_blocks += piece.duplicate_blocks;
+      std::move(piece.blocks.begin(), piece.blocks.end(), std::back_inserter(report.blocks));
+    }
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+absl::Status Client::PutAttempt(std::span<PutProgress*> puts, Deadline deadline) {
+  while (true) {
+    std::unique_ptr<PutConnection> stream = TakePutConnection();
+    const bool kept = stream->used();
+    absl::Status status = stream->Run(puts, deadline);
+    if (status.ok()) {
+      GiveBackPutConnection(std::move(stream));
+      return status;
+    }
+    // A connection that was lost while it lay idle says nothing about the server of now.
+    if (!kept || !IsRetriable(status)) return status;
+  }
+}
+
+std::unique_ptr<PutConnection> Client::TakePutConnection() {
+  while (true) {
+    std::unique_ptr<PutConnection> stream;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (put_connections_.empty()) break;
+      stream = std::move(put_connections_.back());
+      put_connections_.pop_back();
+    }
+    if (stream->StillOpen()) return stream;
+  }
+  return std::make_unique<PutConnection>(channels_.NewConnection());
+}
+
+void Client::GiveBackPutConnection(std::unique_ptr<PutConnection> stream) {
+  absl::MutexLock lock(&mutex_);
+  if (put_connections_.size() < kIdlePutConnectionsMax)
+    put_connections_.push_back(std::move(stream));
+}
+
+// --- shared by the calls ---
+
+std::shared_ptr<const KvGeometry> Client::Geometry(const ModelId& model) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = geometries_.find(model);
+  return found == geometries_.end() ? nullptr : found->second;
+}
+
+Backoff Client::NewBackoff() {
+  absl::MutexLock lock(&mutex_);
+  return Backoff(options_.retry, random_());
+}
+
+bool Client::PauseBeforeRetry(Backoff& backoff, Deadline deadline) {
+  const auto pause = backoff.Next();
+  if (pause >= deadline.remaining() || !retry_budget_.TryTake()) return false;
+  stats_.retries.fetch_add(1, std::memory_order_relaxed);
+  std::this_thread::sleep_for(pause);
+  return true;
+}
+
+void Client::Ended(bool failed) {
+  if (failed) {
+    stats_.failed_calls.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    retry_budget_.CallSucceeded();
+  }
+}
+
+bool Client::UseLane() {
+  if (lane_ == nullptr) return false;
+  if (options_.lane == Lane::kShm) return true;
+  absl::MutexLock lock(&mutex_);
+  return std::chrono::steady_clock::now() >= lane_off_until_;
+}
+
+void Client::SuspendLane() {
+  absl::MutexLock lock(&mutex_);
+  lane_off_until_ = std::chrono::steady_clock::now() + kLaneOffTime;
+}
+
+}  // namespace kvtrie

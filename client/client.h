@@ -1,0 +1,152 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <stop_token>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "client/channel_pool.h"
+#include "client/client_options.h"
+#include "client/client_stats.h"
+#include "client/fetch_types.h"
+#include "client/local_lane.h"
+#include "client/local_region.h"
+#include "client/put_connection.h"
+#include "client/put_types.h"
+#include "client/retry.h"
+#include "kvtrie/v1/cache.pb.h"
+#include "storage/kv/ids.h"
+#include "storage/kv/model_spec.h"
+
+namespace kvtrie {
+
+class FetchAssembly;
+
+struct ModelHandle {
+  ModelId id;
+  std::uint32_t block_tokens = 0;
+  std::uint64_t raw_block_bytes = 0;
+};
+
+struct LookupOptions {
+  Quality min_quality = Quality::kExact;
+  std::string_view salt;
+  std::string_view session_id;
+  std::chrono::milliseconds lease{0};
+  // Fill the result's blocks; without them the answer is a count.
+  bool want_blocks = true;
+  std::chrono::milliseconds timeout{0};
+};
+
+// How an inference engine talks to kvtrie-server: finds, reads and writes KV blocks (cache.proto is
+// the reference of each call and its errors).
+//
+// Every call ends by its deadline. Calls that may be repeated are, on Unavailable, with growing
+// pauses and a budget that all calls share. Connections are made on first use and again after a
+// loss; the client itself never has to be made anew.
+//
+// Thread-safe. The thread that calls does the work, the reading of sockets included.
+class Client {
+ public:
+  // InvalidArgument: an option is out of range. Unavailable: Lane::kShm and no region can be had.
+  static absl::StatusOr<std::unique_ptr<Client>> Create(ClientOptions options);
+  ~Client();
+
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  absl::StatusOr<ModelHandle> RegisterModel(const ModelSpec& spec);
+
+  // Longest stored prefix. A miss is OK with matched_blocks = 0.
+  absl::StatusOr<v1::LookupResult> Lookup(const ModelId& model, std::span<const TokenId> tokens,
+                                          const LookupOptions& options = {});
+  // Many at once; each result has its own status.
+  absl::StatusOr<v1::LookupResponse> Lookup(const v1::LookupRequest& request,
+                                            std::chrono::milliseconds timeout = {});
+
+  // Reads blocks into the caller's memory, which is not touched after the return. What is not
+  // loaded is a miss, with the reason in its status; it never fails as a whole.
+  FetchReport Fetch(const ModelId& model, std::span<const FetchTarget> targets,
+                    const FetchOptions& options = {});
+
+  // Writes blocks, all paths at once on one stream. After a loss of the connection, what was not
+  // acknowledged is offered again. REQUIRES: models were registered through this client.
+  std::vector<PutReport> Put(std::span<const PutPath> paths,
+                             std::chrono::milliseconds timeout = {});
+
+  absl::StatusOr<v1::TouchResponse> Touch(const v1::TouchRequest& request);
+  // Not repeated on Unavailable unless it extends a pin: a pin whose answer was lost ends by
+  // itself.
+  absl::StatusOr<v1::PinResponse> Pin(const v1::PinRequest& request);
+  absl::StatusOr<v1::UnpinResponse> Unpin(const v1::UnpinRequest& request);
+  absl::StatusOr<v1::DeleteResponse> Delete(const v1::DeleteRequest& request);
+  absl::StatusOr<v1::SetRetentionResponse> SetRetention(const v1::SetRetentionRequest& request);
+
+  // Follows events until `on_events` returns false or `stop` is requested (OK), or the server
+  // cannot be reached any more. Survives reconnects. When the server has started anew, events may
+  // have been missed: the watcher then gets a CLEARED event with `gap` first.
+  absl::Status Watch(const v1::WatchRequest& request, std::stop_token stop,
+                     const std::function<bool(const v1::WatchResponse&)>& on_events);
+
+  // Memory that blocks can be fetched into, or put from, without a copy by this process when shared
+  // memory is in use. Null with Lane::kGrpc and with servers on other hosts.
+  const std::shared_ptr<LocalRegion>& local_region() const { return region_; }
+
+  const ClientStats& stats() const { return stats_; }
+
+ private:
+  explicit Client(ClientOptions options);
+
+  template <typename Request, typename Response>
+  using UnaryMethod = grpc::Status (v1::Cache::Stub::*)(grpc::ClientContext*, const Request&,
+                                                        Response*);
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> Call(UnaryMethod<Request, Response> method, const Request& request,
+                                std::chrono::milliseconds timeout, bool idempotent);
+
+  std::shared_ptr<const KvGeometry> Geometry(const ModelId& model);
+  Backoff NewBackoff();
+  // Waits before the next attempt. False: there is none, for lack of time or budget.
+  bool PauseBeforeRetry(Backoff& backoff, Deadline deadline);
+
+  // Counts the end of a call.
+  void Ended(bool failed);
+
+  bool UseLane();
+  void SuspendLane();
+
+  absl::Status FetchAttempt(const ModelId& model, const FetchOptions& options, Deadline deadline,
+                            FetchAssembly* assembly);
+  // Puts that are not done after it failed; their last status is returned.
+  absl::Status PutAttempt(std::span<PutProgress*> puts, Deadline deadline);
+  std::unique_ptr<PutConnection> TakePutConnection();
+  void GiveBackPutConnection(std::unique_ptr<PutConnection> stream);
+
+  const ClientOptions options_;
+  ChannelPool channels_;
+  RetryBudget retry_budget_;
+  ClientStats stats_;
+  std::shared_ptr<LocalRegion> region_;
+  std::unique_ptr<LocalLane> lane_;
+
+  absl::Mutex mutex_;
+  absl::flat_hash_map<ModelId, std::shared_ptr<const KvGeometry>> geometries_
+      ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<PutConnection>> put_connections_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point lane_off_until_ ABSL_GUARDED_BY(mutex_);
+  std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvtrie

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/retry.h"
+
+namespace grpc {
+class ChannelCredentials;
+}
+
+namespace kvtrie {
+
+// How blocks travel between this process and a server.
+enum class Lane {
+  kAuto,  // shared memory where the server is on this host and offers it, gRPC elsewhere
+  kGrpc,
+  kShm,  // shared memory or an error
+};
+
+struct ClientOptions {
+  // --- what it does ---
+
+  // Servers that give the same answers: "host:port" or "unix:/path". Calls go round; a retry goes
+  // to the next one.
+  std::vector<std::string> targets = {"127.0.0.1:7070"};
+  Lane lane = Lane::kAuto;
+  // Null: plain text.
+  std::shared_ptr<grpc::ChannelCredentials> credentials;
+
+  // --- how fast it does it ---
+
+  // Ends of calls that do not name their own. A call's retries are part of it.
+  std::chrono::milliseconds unary_timeout{5000};
+  std::chrono::milliseconds bulk_timeout{30000};
+  RetryOptions retry;
+
+  // Connections per target for Fetch. One carries 1-3 GB/s; more help with several threads.
+  int bulk_channels = 2;
+  // Bytes that a server may send ahead on one stream. More is not faster: bytes that wait in the
+  // socket fall out of the processor's cache before they are read.
+  int stream_window_bytes = 1 << 20;
+  // Shared memory for blocks that come by Lane::kShm, pages taken as they are used.
+  std::size_t local_region_bytes = std::size_t{256} << 20;
+  // A connection that is silent for so long is probed. Below 5 minutes a server with gRPC's
+  // defaults hangs up.
+  std::chrono::milliseconds keepalive_time{330'000};
+};
+
+}  // namespace kvtrie

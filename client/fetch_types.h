@@ -1,0 +1,59 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "storage/kv/ids.h"
+#include "storage/kv/quality.h"
+
+namespace kvtrie {
+
+// A block to read and the memory that it goes to, which has the block's raw size.
+struct FetchTarget {
+  TrieNodeId node;
+  std::span<std::byte> raw;
+};
+
+// What became of one target.
+struct FetchedBlock {
+  enum class State {
+    kPending,  // only seen in FetchOptions::on_layer
+    kLoaded,   // every byte is in place and has passed its check
+    kMissed,   // `status` says why; the target's memory is undefined
+  };
+  State state = State::kPending;
+  // kMissed: NotFound (not stored at this quality), DataLoss (bytes failed their check twice), or
+  // why the call failed.
+  absl::Status status;
+  Quality quality = Quality::kExact;
+  Rung rung = Rung::kExact;
+
+  bool loaded() const { return state == State::kLoaded; }
+};
+
+struct FetchOptions {
+  Quality min_quality = Quality::kExact;
+  // Dropped by the server when the blocks were read.
+  LeaseId release_lease;
+  // Zero: the client's default.
+  std::chrono::milliseconds timeout{0};
+  // If set, bytes come layer by layer, and this is called (on the calling thread, in order of
+  // layers, each once) when all bytes of a layer are in place for every block that is not missed.
+  // Blocks that are missed after a layer was reported stay missed. REQUIRES: the model was
+  // registered through the same client.
+  std::function<void(std::uint32_t layer, std::span<const FetchedBlock> blocks)> on_layer;
+};
+
+struct FetchReport {
+  std::vector<FetchedBlock> blocks;  // one per target, in order
+  std::size_t loaded_blocks = 0;
+
+  bool all_loaded() const { return loaded_blocks == blocks.size(); }
+};
+
+}  // namespace kvtrie

@@ -1,0 +1,187 @@
+#include "client/put_progress.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/retry.h"
+#include "client/status_from_grpc.h"
+#include "storage/base/byte_order.h"
+#include "storage/base/check.h"
+
+namespace kvtrie {
+namespace {
+
+constexpr std::size_t kChunkBytesMax = std::size_t{1} << 20;
+
+}  // namespace
+
+std::vector<std::uint32_t> PutChunkBytes(const KvGeometry& geometry) {
+  std::vector<std::uint32_t> sizes;
+  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
+    std::size_t left = geometry.layer_end(layer) - geometry.layer_begin(layer);
+    while (left > 0) {
+      const std::size_t bytes = std::min(left, kChunkBytesMax);
+      sizes.push_back(static_cast<std::uint32_t>(bytes));
+      left -= bytes;
+    }
+  }
+  return sizes;
+}
+
+PutProgress::PutProgress(const PutPath& path, const KvGeometry& geometry)
+    : path_(path),
+      geometry_(geometry),
+      chunk_bytes_(PutChunkBytes(geometry)),
+      blocks_(path.blocks.size()),
+      settled_(path.blocks.size(), false),
+      missing_(path.blocks.size(), true),
+      offered_(path.blocks.size()),
+      unsettled_(path.blocks.size()) {
+  const std::size_t full_blocks = path.path.tokens.size() / geometry.block_tokens();
+  const std::size_t with_tokens =
+      full_blocks > path.first_block ? full_blocks - path.first_block : 0;
+  for (std::size_t i = 0; i < path.blocks.size(); ++i) {
+    if (i < with_tokens && path.blocks[i].size() == geometry.raw_block_bytes()) continue;
+    offered_ = i;
+    break;
+  }
+  for (std::size_t i = offered_; i < path.blocks.size(); ++i) {
+    std::string what = "it follows a block that was refused";
+    if (i >= with_tokens) {
+      what = "the path has no tokens for it";
+    } else if (path.blocks[i].size() != geometry.raw_block_bytes()) {
+      what = absl::StrCat("it has ", path.blocks[i].size(), " bytes, the model's blocks have ",
+                          geometry.raw_block_bytes());
+    }
+    Settle(static_cast<std::uint32_t>(i),
+           absl::InvalidArgumentError(absl::StrCat("block ", path.first_block + i, ": ", what)),
+           /*duplicate=*/false);
+  }
+}
+
+v1::PutAnnounce PutProgress::Announce(std::uint64_t put_id) {
+  attempt_done_ = false;
+  planned_ = false;
+  blocks_to_retry_ = false;
+  to_send_.clear();
+
+  v1::PutAnnounce announce;
+  announce.set_put_id(put_id);
+  v1::Prefix* prefix = announce.mutable_prefix();
+  prefix->set_model_id(std::string(path_.path.model.view()));
+  const std::size_t token_count =
+      (path_.first_block + offered_) * std::size_t{geometry_.block_tokens()};
+  prefix->set_tokens(path_.path.tokens.data(), token_count * sizeof(TokenId));
+  prefix->set_salt(std::string(path_.path.salt));
+  for (const ExtraKey& extra : path_.path.extra_keys) {
+    if (extra.block_index >= path_.first_block + offered_) break;
+    v1::BlockExtraKey* key = prefix->add_extra_keys();
+    key->set_block_index(extra.block_index);
+    key->set_key(std::string(extra.key));
+  }
+  announce.set_first_block(path_.first_block);
+  announce.set_session_id(std::string(path_.session_id));
+  if (path_.probabilities != nullptr) *announce.mutable_probabilities() = *path_.probabilities;
+  announce.set_restored_blocks(path_.restored_blocks);
+  announce.set_restored_quality(static_cast<v1::Quality>(path_.restored_quality));
+  announce.set_encoding(v1::ENCODING_RAW);
+  // Only the first attempt is sent blindly: a later one asks what has arrived.
+  eager_ = path_.eager && attempts_++ == 0;
+  announce.set_eager(eager_);
+  announce.set_durable(path_.durable);
+  announce.set_ttl_seconds(static_cast<std::uint32_t>(path_.ttl.count()));
+  announce.set_priority(path_.priority);
+  if (eager_) {
+    for (std::uint32_t i = 0; i < offered_; ++i) to_send_.push_back(i);
+  }
+  return announce;
+}
+
+void PutProgress::Accept(const v1::PutPlan& plan) {
+  if (absl::Status status = FromItem(plan.status()); !status.ok()) {
+    attempt_done_ = true;
+    to_send_.clear();
+    if (IsRetriable(status)) {
+      blocks_to_retry_ = true;
+    } else {
+      FailRest(status);
+    }
+    return;
+  }
+  if (plan.block_bytes() != 0 && plan.block_bytes() != geometry_.raw_block_bytes()) {
+    FailRest(absl::FailedPreconditionError("the server has another block size for this model"));
+    return;
+  }
+  planned_ = true;
+  std::fill(missing_.begin(), missing_.end(), false);
+  const std::string& wanted = plan.missing_blocks();
+  for (std::size_t at = 0; at + sizeof(std::uint32_t) <= wanted.size();
+       at += sizeof(std::uint32_t)) {
+    const auto index = LoadLittle<std::uint32_t>(wanted.data() + at);
+    if (index < path_.first_block || index - path_.first_block >= offered_) continue;
+    const std::uint32_t i = index - path_.first_block;
+    missing_[i] = true;
+    if (!eager_ && !settled_[i]) to_send_.push_back(i);
+  }
+}
+
+void PutProgress::Accept(const v1::PutAck& ack) {
+  if (ack.block_index() < path_.first_block ||
+      ack.block_index() - path_.first_block >= blocks_.size()) {
+    return;
+  }
+  const std::uint32_t i = ack.block_index() - path_.first_block;
+  if (settled_[i]) return;
+  absl::Status status = FromItem(ack.status());
+  if (IsRetriable(status)) {
+    blocks_to_retry_ = true;
+    return;
+  }
+  if (auto node = TrieNodeId::FromBytes(ack.node_id())) blocks_[i].node = *node;
+  Settle(i, std::move(status), ack.duplicate());
+}
+
+void PutProgress::Accept(const v1::PutDone&) {
+  attempt_done_ = true;
+  to_send_.clear();
+  for (std::uint32_t i = 0; i < offered_; ++i) {
+    if (settled_[i]) continue;
+    if (planned_ && !missing_[i]) {
+      Settle(i, absl::OkStatus(), /*duplicate=*/true);
+    } else if (!blocks_to_retry_) {
+      Settle(i, absl::InternalError("the server ended the put without a word on this block"),
+             /*duplicate=*/false);
+    }
+  }
+}
+
+void PutProgress::FailRest(const absl::Status& why) {
+  KV_CHECK(!why.ok());
+  to_send_.clear();
+  attempt_done_ = true;
+  for (std::uint32_t i = 0; i < blocks_.size(); ++i) {
+    if (!settled_[i]) Settle(i, why, /*duplicate=*/false);
+  }
+}
+
+void PutProgress::Settle(std::uint32_t i, absl::Status status, bool duplicate) {
+  blocks_[i].status = std::move(status);
+  blocks_[i].duplicate = duplicate;
+  settled_[i] = true;
+  --unsettled_;
+}
+
+PutReport PutProgress::TakeReport() {
+  KV_CHECK(done());
+  PutReport report;
+  report.blocks = std::move(blocks_);
+  for (const PutBlockReport& block : report.blocks) {
+    if (!block.status.ok()) continue;
+    ++report.stored_blocks;
+    if (block.duplicate) ++report.duplicate_blocks;
+  }
+  return report;
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/put_types.h"
+#include "kvtrie/v1/cache.pb.h"
+#include "storage/kv/model_spec.h"
+
+namespace kvtrie {
+
+// Size of the pieces in which a block of this geometry is sent: those of a stored frame (no piece
+// spans two layers), so that a server can keep the checksums as they are.
+std::vector<std::uint32_t> PutChunkBytes(const KvGeometry& geometry);
+
+// Where one PutPath stands, over one or more attempts: which blocks are acknowledged, which the
+// server wants. No I/O. Not thread-safe.
+class PutProgress {
+ public:
+  // `path` and `geometry` outlive this. Blocks of the wrong size, or without tokens, fail at once,
+  // as does what follows them.
+  PutProgress(const PutPath& path, const KvGeometry& geometry);
+
+  // A new attempt. The announcement that starts it; blocks that were acknowledged are not sent
+  // again.
+  v1::PutAnnounce Announce(std::uint64_t put_id);
+  // Blocks (indexes in `path.blocks`) to send now; grows with an eager announcement and with a
+  // plan.
+  std::deque<std::uint32_t>& to_send() { return to_send_; }
+  const std::deque<std::uint32_t>& to_send() const { return to_send_; }
+
+  void Accept(const v1::PutPlan& plan);
+  void Accept(const v1::PutAck& ack);
+  void Accept(const v1::PutDone& done);
+
+  bool done() const { return unsettled_ == 0; }
+  // Some block failed in a way that a later attempt may mend.
+  bool blocks_to_retry() const { return blocks_to_retry_; }
+  bool attempt_done() const { return attempt_done_; }
+
+  void FailRest(const absl::Status& why);
+
+  const PutPath& path() const { return path_; }
+  // Sizes of the chunks of each block.
+  std::span<const std::uint32_t> chunk_bytes() const { return chunk_bytes_; }
+  std::uint32_t block_index(std::uint32_t i) const { return path_.first_block + i; }
+
+  PutReport TakeReport();
+
+ private:
+  void Settle(std::uint32_t i, absl::Status status, bool duplicate);
+
+  const PutPath& path_;
+  const KvGeometry& geometry_;
+  const std::vector<std::uint32_t> chunk_bytes_;
+  std::vector<PutBlockReport> blocks_;
+  std::vector<bool> settled_;
+  std::vector<bool> missing_;  // as the last plan had it
+  std::size_t offered_;        // blocks that pass the checks
+  std::size_t unsettled_;
+  std::deque<std::uint32_t> to_send_;
+  int attempts_ = 0;
+  bool eager_ = false;
+  bool planned_ = false;
+  bool attempt_done_ = false;
+  bool blocks_to_retry_ = false;
+};
+
+}  // namespace kvtrie

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvtrie/v1/cache.pb.h"
+#include "storage/kv/ids.h"
+#include "storage/kv/path.h"
+#include "storage/kv/quality.h"
+
+namespace kvtrie {
+
+// Blocks of one path to store. A view: what it points to stays as it is until Put returns.
+struct PutPath {
+  PathView path;
+  // Blocks of `path` from this one on; what stands before it is expected to be stored.
+  std::uint32_t first_block = 0;
+  // Raw KV, each of the model's raw block size. Tokens of `path` beyond the last of them are not
+  // announced.
+  std::span<const std::span<const std::byte>> blocks;
+
+  std::string_view session_id;
+  // The first `restored_blocks` of the path were restored from a store, at this quality.
+  std::uint32_t restored_blocks = 0;
+  Quality restored_quality = Quality::kExact;
+  // Null: not known.
+  const v1::TokenProbabilities* probabilities = nullptr;
+
+  // Send without asking first which blocks are missing: one round trip less, and wasted bytes for
+  // what is stored.
+  bool eager = false;
+  // Acknowledge only what survives a loss of power.
+  bool durable = false;
+  std::chrono::seconds ttl{0};
+  std::uint32_t priority = 0;
+};
+
+struct PutBlockReport {
+  // OK: stored, by this call or before it.
+  absl::Status status;
+  bool duplicate = false;
+  TrieNodeId node;  // empty where the server did not name it
+};
+
+struct PutReport {
+  std::vector<PutBlockReport> blocks;  // one per block of the PutPath, in order
+  std::size_t stored_blocks = 0;       // OK, duplicates among them
+  std::size_t duplicate_blocks = 0;
+
+  bool all_stored() const { return stored_blocks == blocks.size(); }
+};
+
+}  // namespace kvtrie
