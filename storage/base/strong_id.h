@@ -47,7 +47,7 @@ struct Id128 {
   std::string_view view() const {
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
-  std::string ToHex() const { return absl::BytesToHexString(view()); }
+  std::string ToHex() const { return absl::BytesToHexString({view().data(), view().size()}); }
 
   template <typename H>
   friend H AbslHashValue(H hash, const Id128& id) {

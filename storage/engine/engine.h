@@ -143,25 +143,25 @@ struct VerifyProgress {
   bool done = false;
 };
 
-// The store: trie, frames, leases, eviction and recovery behind one door. Services check a request, call
-// this, and translate; nothing above it knows where bytes lie.
+// The store: trie, frames, leases, eviction and recovery behind one door. Services check a request,
+// call this, and translate; nothing above it knows where bytes lie.
 //
-// Publish order: payload written -> node and references in one batch -> index -> acknowledged. Free order:
-// unlinked in one synced batch -> payload freed. A crash at any point leaves unreferenced payload, never a
-// node without payload; Open finds and frees it.
+// Publish order: payload written -> node and references in one batch -> index -> acknowledged. Free
+// order: unlinked in one synced batch -> payload freed. A crash at any point leaves unreferenced
+// payload, never a node without payload; Open finds and frees it.
 //
-// Errors of all calls: NotFound for what the caller named (model, node, pin); InvalidArgument for requests
-// over a limit; ResourceExhausted for disk, memory and caps; Unavailable while draining or when the device
-// fails; a miss is a value.
+// Errors of all calls: NotFound for what the caller named (model, node, pin); InvalidArgument for
+// requests over a limit; ResourceExhausted for disk, memory and caps; Unavailable while draining or
+// when the device fails; a miss is a value.
 //
-// Thread-safe. Calls marked "may block" wait for the disk: call them through RunBlocking. Callbacks run on
-// threads of the engine (or on the calling one), without locks; they must be short.
+// Thread-safe. Calls marked "may block" wait for the disk: call them through RunBlocking. Callbacks
+// run on threads of the engine (or on the calling one), without locks; they must be short.
 class Engine {
  public:
-  // Opens or creates the embedded store (RocksDB and segment files) in options.data_dir, and recovers it.
-  // `progress` (may be empty) gets (rows done, text) about once a second.
-  // Errors: InvalidArgument (options), FailedPrecondition (written by a newer version), Unavailable
-  // (folder in use, not writable).
+  // Opens or creates the embedded store (RocksDB and segment files) in options.data_dir, and
+  // recovers it. `progress` (may be empty) gets (rows done, text) about once a second. Errors:
+  // InvalidArgument (options), FailedPrecondition (written by a newer version), Unavailable (folder
+  // in use, not writable).
   using OpenProgress = std::function<void(std::uint64_t done, std::string_view what)>;
   static absl::StatusOr<std::unique_ptr<Engine>> OpenEmbedded(const EngineOptions& options,
                                                               Clock& clock,
@@ -176,8 +176,8 @@ class Engine {
   absl::StatusOr<ModelInfo> GetModel(TenantId tenant, const ModelId& id) const;
   std::vector<ModelInfo> ListModels(TenantId tenant) const;
 
-  // Longest stored prefix at `min_quality` that all models hold. nullopt: tokens of a node on the way are not in
-  // memory; call Lookup, which may block.
+  // Longest stored prefix at `min_quality` that all models hold. nullopt: tokens of a node on the
+  // way are not in memory; call Lookup, which may block.
   std::optional<absl::StatusOr<LookupResult>> TryLookup(TenantId tenant, const LookupQuery& query);
   absl::StatusOr<LookupResult> Lookup(TenantId tenant, const LookupQuery& query);
   void ReleaseLease(TenantId tenant, const LeaseId& lease);
@@ -193,8 +193,9 @@ class Engine {
 
   // From memory, or nullopt.
   std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame);
-  // Calls back once, with NotFound when the frame was dropped meanwhile, DataLoss when its bytes are bad
-  // (counted, and the frame is unlinked), Unavailable when the queue is full or the device fails.
+  // Calls back once, with NotFound when the frame was dropped meanwhile, DataLoss when its bytes
+  // are bad (counted, and the frame is unlinked), Unavailable when the queue is full or the device
+  // fails.
   void ReadFrame(const StoredFrame& frame,
                  std::function<void(absl::StatusOr<LoadedFrame>)> on_read);
 
@@ -229,23 +230,26 @@ class Engine {
   const RecoveryReport& recovery() const;
   const EngineOptions& options() const;
 
-  // The whole-structure check (see README), and unless `structure_only` a read of every frame. `report` is
-  // called about once a second and at the end; returning false stops. May block for long.
+  // The whole-structure check (see README), and unless `structure_only` a read of every frame.
+  // `report` is called about once a second and at the end; returning false stops. May block for
+  // long.
   absl::Status Verify(bool structure_only, bool repair,
                       const std::function<bool(const VerifyProgress&)>& report);
 
   // Runs `work` on a thread that may block; false: the queue is full, and `work` was dropped.
   bool RunBlocking(std::function<void()> work);
 
-  // Refuses new puts from now on, waits for the running ones until `deadline`, syncs. True: all finished.
+  // Refuses new puts from now on, waits for the running ones until `deadline`, syncs. True: all
+  // finished.
   bool Drain(std::chrono::milliseconds deadline);
 
-  // One round of what the maintenance thread does each second: ends of leases, pins and times to live,
-  // freeing, eviction to the low mark, sync. For tests with their own clock.
+  // One round of what the maintenance thread does each second: ends of leases, pins and times to
+  // live, freeing, eviction to the low mark, sync. For tests with their own clock.
   void RunMaintenance();
 
- private:
   class Core;
+
+ private:
   explicit Engine(std::unique_ptr<Core> core);
   std::unique_ptr<Core> core_;
 };

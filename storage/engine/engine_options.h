@@ -9,7 +9,8 @@
 
 namespace kvtrie {
 
-// What the engine does and how fast; read once, never changed. The server's flags map to it one to one.
+// What the engine does and how fast; read once, never changed. The server's flags map to it one to
+// one.
 struct EngineOptions {
   // Folder of this store; created if it does not exist. One process at a time.
   std::string data_dir;
@@ -20,10 +21,11 @@ struct EngineOptions {
   bool eviction = true;
   std::uint64_t segment_bytes = std::uint64_t{64} << 20;
 
-  // Frames kept in memory. Larger raises the share of gets without disk reads. Keep the sum of the four
-  // memory bounds below 80 % of the container's limit.
+  // Frames kept in memory. Larger raises the share of gets without disk reads. Keep the sum of the
+  // four memory bounds below 80 % of the container's limit.
   std::uint64_t memory_tier_bytes = std::uint64_t{1} << 30;
-  // Tokens of nodes kept in memory (4 bytes per token). A lookup that needs others reads rows from the disk.
+  // Tokens of nodes kept in memory (4 bytes per token). A lookup that needs others reads rows from
+  // the disk.
   std::uint64_t token_cache_bytes = std::uint64_t{512} << 20;
   // Blocks that puts have begun and not finished.
   std::uint64_t put_memory_bytes = std::uint64_t{256} << 20;

@@ -6,7 +6,8 @@
 
 namespace kvtrie {
 
-// Counts and sizes of the engine at one moment. Counters (…_total) never fall while the process lives.
+// Counts and sizes of the engine at one moment. Counters (…_total) never fall while the process
+// lives.
 struct EngineStats {
   // Lookups, in requests, blocks asked for and blocks found.
   std::uint64_t lookups_total = 0;
@@ -16,7 +17,7 @@ struct EngineStats {
   std::uint64_t memory_reads_total = 0;
   std::uint64_t disk_reads_total = 0;
   std::uint64_t disk_read_bytes_total = 0;
-  std::uint64_t missed_reads_total = 0;   // named by a client, not stored (any more)
+  std::uint64_t missed_reads_total = 0;    // named by a client, not stored (any more)
   std::uint64_t corrupt_frames_total = 0;  // failed their check; dropped, never served
   std::uint64_t read_errors_total = 0;
   // Blocks put: attempted = stored + duplicate + failed.
@@ -39,9 +40,9 @@ struct EngineStats {
   // Now.
   std::uint64_t model_count = 0;
   std::uint64_t node_count = 0;
-  std::uint64_t live_bytes = 0;       // frames of published nodes
-  std::uint64_t raw_live_bytes = 0;   // what they are raw
-  std::uint64_t disk_bytes = 0;       // what du shows
+  std::uint64_t live_bytes = 0;      // frames of published nodes
+  std::uint64_t raw_live_bytes = 0;  // what they are raw
+  std::uint64_t disk_bytes = 0;      // what du shows
   std::uint64_t disk_limit_bytes = 0;
   std::uint64_t segment_count = 0;
   std::uint64_t memory_tier_bytes = 0;
@@ -56,7 +57,8 @@ struct EngineStats {
   std::uint64_t pending_free_bytes = 0;  // unlinked, not given back yet
   std::uint64_t io_queue_length = 0;
 
-  // Why the store does not serve in full; empty when all is well ("disk full", "disk read-only", ...).
+  // Why the store does not serve in full; empty when all is well ("disk full", "disk read-only",
+  // ...).
   std::vector<std::string> degraded;
 };
 

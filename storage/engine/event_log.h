@@ -29,8 +29,7 @@ struct StoreEvent {
 // The last events of the store, numbered from 1 without gaps, for watchers. Thread-safe.
 class EventLog {
  public:
-  EventLog(std::uint64_t epoch, std::size_t events_max)
-      : epoch_(epoch), events_max_(events_max) {}
+  EventLog(std::uint64_t epoch, std::size_t events_max) : epoch_(epoch), events_max_(events_max) {}
 
   void Append(std::vector<StoreEvent> events);
 
@@ -39,11 +38,12 @@ class EventLog {
     std::uint64_t next_sequence = 0;
     bool gap = false;  // events from `from` on are gone; these are the oldest that are left
   };
-  // At most `count` events of the tenant from sequence `from` on. `next_sequence` is where to go on.
+  // At most `count` events of the tenant from sequence `from` on. `next_sequence` is where to go
+  // on.
   Page Read(TenantId tenant, std::uint64_t from, std::size_t count) const;
 
-  // Calls `on_event` once, when an event with sequence >= from exists or comes (perhaps at once, on this
-  // thread). The returned number cancels it; after Cancel returns it is not called any more.
+  // Calls `on_event` once, when an event with sequence >= from exists or comes (perhaps at once, on
+  // this thread). The returned number cancels it, unless it is being called already.
   std::uint64_t NotifyAt(std::uint64_t from, std::function<void()> on_event) const;
   void Cancel(std::uint64_t notification) const;
 

@@ -38,8 +38,8 @@ struct PutBlockResult {
   PutOutcome outcome = PutOutcome::kStored;
 };
 
-// One block while its bytes arrive: they are copied once, into the memory that is written to disk and then
-// served from. Not thread-safe. Dropping it forgets the block.
+// One block while its bytes arrive: they are copied once, into the memory that is written to disk
+// and then served from. Not thread-safe. Dropping it forgets the block.
 class BlockWriter {
  public:
   virtual ~BlockWriter() = default;
@@ -50,8 +50,9 @@ class BlockWriter {
   std::uint64_t received_bytes() const { return received_bytes_; }
   bool complete() const { return received_bytes_ == total_bytes_; }
 
-  // Appends a chunk, given as the pieces in which it lies in memory, and checks it against `crc32c`.
-  // InvalidArgument: the checksum differs, or more bytes than announced; the block is lost then.
+  // Appends a chunk, given as the pieces in which it lies in memory, and checks it against
+  // `crc32c`. InvalidArgument: the checksum differs, or more bytes than announced; the block is
+  // lost then.
   virtual absl::Status AppendChunk(std::span<const std::span<const std::byte>> pieces,
                                    std::uint32_t crc32c) = 0;
 
@@ -64,8 +65,8 @@ class BlockWriter {
   std::uint64_t received_bytes_ = 0;
 };
 
-// One announced put. What it has not published vanishes with it; what hangs on it in callbacks still comes.
-// Thread-safe but for the writers that it hands out.
+// One announced put. What it has not published vanishes with it; what hangs on it in callbacks
+// still comes. Thread-safe but for the writers that it hands out.
 class PutSession {
  public:
   virtual ~PutSession() = default;
@@ -79,17 +80,17 @@ class PutSession {
   // True: already stored, nothing to send.
   virtual bool IsStored(std::uint32_t block_index, TrieNodeId* node) const = 0;
 
-  // Begins a block; `bytes` of the engine's put budget have been taken by the caller and stay taken until the
-  // writer has been finished or dropped (the caller gives them back).
-  // InvalidArgument: the block is outside of the put, begun twice, or has the wrong size for its encoding.
+  // Begins a block; `bytes` of the engine's put budget have been taken by the caller and stay taken
+  // until the writer has been finished or dropped (the caller gives them back). InvalidArgument:
+  // the block is outside of the put, begun twice, or has the wrong size for its encoding.
   // ResourceExhausted: the store is full and may not evict.
   enum class Encoding { kRaw, kFrame };
   virtual absl::StatusOr<std::unique_ptr<BlockWriter>> StartBlock(std::uint32_t block_index,
                                                                   Encoding encoding,
                                                                   std::uint64_t bytes) = 0;
 
-  // Writes and publishes a complete block, then calls back, once. A block is published after all before
-  // it; if one of those fails, so does this (FailedPrecondition).
+  // Writes and publishes a complete block, then calls back, once. A block is published after all
+  // before it; if one of those fails, so does this (FailedPrecondition).
   using DoneCallback = std::function<void(absl::StatusOr<PutBlockResult>)>;
   virtual void FinishBlock(std::unique_ptr<BlockWriter> writer, DoneCallback on_done) = 0;
 

@@ -83,6 +83,12 @@ struct PayloadRecoveryStats {
   std::vector<std::string> notes;  // damaged segment headers and the like
 };
 
+// The payload of a record as it was read, with the descriptor that stands before it in the same memory: so
+// the reader can see that the record is the one that it meant.
+struct StoredPayload : SharedBytes {
+  std::span<const std::byte> descriptor;
+};
+
 // Keeps immutable records. A record is written once, read often, freed once.
 //
 // Opening: call MarkLive for every location that the metadata names, then FinishRecovery, which
@@ -112,7 +118,7 @@ class PayloadStore {
   // The payload of a record, after its header, identity, length and checksum were found right.
   // Errors: DataLoss when they are not, or nothing is there; Unavailable when the device fails to
   // answer.
-  virtual absl::StatusOr<SharedBytes> Read(const PayloadLocation& at) = 0;
+  virtual absl::StatusOr<StoredPayload> Read(const PayloadLocation& at) = 0;
 
   // Gives the space back. The caller has made sure that nobody names the location any more.
   virtual void Free(const PayloadLocation& at) = 0;

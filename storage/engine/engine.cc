@@ -1,0 +1,799 @@
+#include "storage/engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "storage/base/byte_reader.h"
+#include "storage/base/check.h"
+#include "storage/base/random_id.h"
+#include "storage/base/status_macros.h"
+#include "storage/engine/engine_core.h"
+#include "storage/meta/meta_keys.h"
+
+namespace kvtrie {
+namespace {
+
+PayloadLocation LocationOf(const FrameRef& frame) {
+  return {frame.segment, frame.offset_pages, frame.record_bytes};
+}
+
+absl::Status NoSuchModel(const ModelId& model) {
+  return absl::NotFoundError(
+      absl::StrCat("model_id ", model.ToHex(), ": not registered; call RegisterModel first"));
+}
+
+absl::Status NoSuchNode() { return absl::NotFoundError("selection: nothing of it is stored"); }
+
+}  // namespace
+
+Engine::Core::Core(const EngineOptions& options, Clock& clock)
+    : options_(options),
+      clock_(clock),
+      events_(static_cast<std::uint64_t>(clock.UnixSeconds()), options.event_log_max),
+      put_budget_(options.put_memory_bytes),
+      tier_(options.memory_tier_bytes),
+      index_(options.token_cache_bytes) {}
+
+Engine::Core::~Core() {
+  // Pools run out first: their work may still hand things to the syncer.
+  blocking_pool_.reset();
+  write_pool_.reset();
+  read_pool_.reset();
+  {
+    absl::MutexLock lock(&sync_mutex_);
+    ending_ = true;
+  }
+  if (syncer_.joinable()) syncer_.join();
+  if (payload_ != nullptr && meta_ != nullptr) SyncAndFree().IgnoreError();
+}
+
+// --- models ---
+
+absl::StatusOr<ModelSlot> Engine::Core::FindRegistered(TenantId tenant,
+                                                       const ModelId& model) const {
+  const auto slot = index_.FindModel(tenant, model);
+  if (!slot || !models_.contains(*slot)) return NoSuchModel(model);
+  return *slot;
+}
+
+ModelInfo Engine::Core::DescribeModel(ModelSlot slot) const {
+  const RegisteredModel& model = *models_.find(slot)->second;
+  const ModelRoot& root = index_.model(slot);
+  return {root.model, model.spec, model.geometry.raw_block_bytes(), root.node_count,
+          root.record_bytes};
+}
+
+absl::StatusOr<ModelInfo> Engine::Core::RegisterModel(TenantId tenant, const ModelSpec& spec) {
+  KV_RETURN_IF_ERROR(spec.Validate());
+  const ModelId id = spec.Digest();
+  absl::MutexLock change(&change_mutex_);
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    if (const auto slot = FindRegistered(tenant, id); slot.ok()) return DescribeModel(*slot);
+  }
+  MetaBatch batch(tenant);
+  batch.Put(MetaTable::kModels, ModelRowKey{tenant, id}.Encode(), spec.Encode());
+  KV_RETURN_IF_ERROR(WriteMeta(batch));
+  absl::MutexLock lock(&index_mutex_);
+  const auto slot = index_.AddModel(tenant, id, spec.block_tokens);
+  if (!slot) return absl::ResourceExhaustedError("spec: this server has no room for more models");
+  models_[*slot] = std::make_shared<const RegisteredModel>(RegisteredModel{spec, KvGeometry(spec)});
+  return DescribeModel(*slot);
+}
+
+absl::StatusOr<ModelInfo> Engine::Core::GetModel(TenantId tenant, const ModelId& id) {
+  absl::ReaderMutexLock lock(&index_mutex_);
+  KV_ASSIGN_OR_RETURN(const ModelSlot slot, FindRegistered(tenant, id));
+  return DescribeModel(slot);
+}
+
+std::vector<ModelInfo> Engine::Core::ListModels(TenantId tenant) {
+  absl::ReaderMutexLock lock(&index_mutex_);
+  std::vector<ModelInfo> infos;
+  for (std::size_t slot = 0; slot < index_.model_count(); ++slot) {
+    const auto model = static_cast<ModelSlot>(slot);
+    if (index_.model(model).tenant == tenant && models_.contains(model)) {
+      infos.push_back(DescribeModel(model));
+    }
+  }
+  return infos;
+}
+
+// --- lookups ---
+
+std::size_t Engine::Core::CompareWithRows(const std::vector<std::pair<NodeRef, TrieNodeId>>& nodes,
+                                          const std::vector<std::uint32_t>& unverified,
+                                          TenantId tenant, const HashedPath& path) {
+  std::vector<std::pair<std::size_t, std::vector<TokenId>>> loaded;
+  std::size_t good_blocks = nodes.size();
+  for (const std::uint32_t block : unverified) {
+    counters_.token_cache_misses.fetch_add(1, std::memory_order_relaxed);
+    const auto text =
+        meta_->Get(MetaTable::kNodes, NodeRowKey{tenant, nodes[block].second}.Encode());
+    const auto wanted = path.tokens(block);
+    absl::StatusOr<NodeRow> row = absl::NotFoundError("");
+    if (text.ok() && text->has_value()) row = NodeRow::Decode(**text);
+    if (!row.ok() ||
+        !std::equal(row->tokens.begin(), row->tokens.end(), wanted.begin(), wanted.end())) {
+      good_blocks = block;
+      break;
+    }
+    loaded.emplace_back(block, std::move(row->tokens));
+  }
+  absl::MutexLock lock(&index_mutex_);
+  for (const auto& [block, tokens] : loaded) {
+    const auto& [ref, id] = nodes[block];
+    if (index_.alive(ref) && index_.node(ref).id == id) index_.CacheTokens(ref, tokens);
+  }
+  return good_blocks;
+}
+
+std::optional<Engine::Core::Walked> Engine::Core::Walk(ModelSlot slot, TenantId tenant,
+                                                       const PathView& path,
+                                                       std::uint32_t block_tokens,
+                                                       Quality min_quality, bool may_block) {
+  const HashedPath hashed(*hasher_, tenant, path, block_tokens);
+  Walked walked{{}, hashed.block_count(), hashed.ignored_tail_tokens()};
+  std::vector<std::uint32_t> unverified;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    WalkResult found = index_.Walk(slot, *hasher_, hashed, min_quality, NowSeconds());
+    if (!found.unverified.empty() && !may_block) return std::nullopt;
+    walked.nodes.reserve(found.refs.size());
+    for (const NodeRef ref : found.refs) walked.nodes.emplace_back(ref, index_.node(ref).id);
+    unverified = std::move(found.unverified);
+  }
+  if (!unverified.empty()) {
+    walked.nodes.resize(CompareWithRows(walked.nodes, unverified, tenant, hashed));
+  }
+  return walked;
+}
+
+std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant,
+                                                                 const LookupQuery& query,
+                                                                 bool may_block) {
+  std::vector<Walked> walks;
+  LookupResult result;
+  std::vector<ModelSlot> slots;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (const ModelId& model : query.models) {
+      const auto slot = FindRegistered(tenant, model);
+      if (!slot.ok()) return slot.status();
+      const std::uint32_t block_tokens = index_.model(*slot).block_tokens;
+      if (result.block_tokens != 0 && result.block_tokens != block_tokens) {
+        return absl::InvalidArgumentError("model_ids: the models have different block_tokens");
+      }
+      result.block_tokens = block_tokens;
+      slots.push_back(*slot);
+    }
+  }
+  std::size_t matched = SIZE_MAX;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    PathView path = query.path;
+    path.model = query.models[i];
+    auto walked = Walk(slots[i], tenant, path, result.block_tokens, query.min_quality, may_block);
+    if (!walked) return std::nullopt;
+    matched = std::min(matched, walked->nodes.size());
+    walks.push_back(*std::move(walked));
+  }
+  if (walks.empty()) return absl::InvalidArgumentError("model_ids: at least one is needed");
+  result.ignored_tail_tokens = walks.front().ignored_tail_tokens;
+
+  // What was found may have gone since; only what is there now is told, and leased.
+  const auto fill = [&]() ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+    for (const Walked& walked : walks) {
+      for (std::size_t block = 0; block < matched; ++block) {
+        const auto& [ref, id] = walked.nodes[block];
+        if (!index_.alive(ref) || index_.node(ref).id != id || !index_.node(ref).has_frame()) {
+          matched = block;
+        }
+      }
+    }
+    const std::uint32_t now = NowSeconds();
+    if (query.want_blocks) result.blocks.resize(walks.size());
+    for (std::size_t i = 0; i < walks.size(); ++i) {
+      if (query.want_blocks) result.blocks[i].reserve(matched);
+      for (std::size_t block = 0; block < matched; ++block) {
+        const NodeRef ref = walks[i].nodes[block].first;
+        const IndexNode& node = index_.node(ref);
+        index_.Touch(ref, now);
+        result.fetch_bytes += node.frame.record_bytes;
+        result.quality = std::min(result.quality, static_cast<Quality>(node.quality));
+        if (query.want_blocks) {
+          const Rung rung =
+              static_cast<Quality>(node.quality) == Quality::kExact ? Rung::kExact : Rung::kCoded;
+          result.blocks[i].push_back(
+              {node.id, static_cast<std::uint8_t>(RungBit(Rung::kTokens) | RungBit(rung)),
+               node.frame.record_bytes});
+        }
+      }
+    }
+  };
+  if (query.lease.count() > 0) {
+    absl::MutexLock lock(&index_mutex_);
+    fill();
+    if (matched > 0) {
+      HoldTable::Lease lease{.tenant = tenant, .holds = {}, .end = {}};
+      for (const Walked& walked : walks) {
+        const auto& [ref, id] = walked.nodes[matched - 1];
+        lease.holds.push_back({ref, id});
+      }
+      result.lease_granted = std::min(query.lease, options_.lease_max);
+      result.lease = RandomId<LeaseId>();
+      lease.end = clock_.Monotonic() + result.lease_granted;
+      holds_.AddLease(result.lease, std::move(lease));
+    }
+  } else {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    fill();
+  }
+  result.matched_blocks = static_cast<std::uint32_t>(matched);
+  counters_.lookups.fetch_add(1, std::memory_order_relaxed);
+  counters_.lookup_blocks.fetch_add(walks.front().block_count, std::memory_order_relaxed);
+  counters_.lookup_hit_blocks.fetch_add(matched, std::memory_order_relaxed);
+  return result;
+}
+
+void Engine::Core::ReleaseLease(TenantId tenant, const LeaseId& lease) {
+  absl::MutexLock lock(&index_mutex_);
+  holds_.DropLease(index_, tenant, lease);
+}
+
+// --- reads ---
+
+absl::StatusOr<std::vector<std::optional<StoredFrame>>> Engine::Core::FindFrames(
+    TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes, Quality min_quality) {
+  std::vector<std::optional<StoredFrame>> frames(nodes.size());
+  std::size_t missed = 0;
+  absl::ReaderMutexLock lock(&index_mutex_);
+  KV_ASSIGN_OR_RETURN(const ModelSlot slot, FindRegistered(tenant, model));
+  const std::uint32_t now = NowSeconds();
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const NodeRef ref = index_.FindById(nodes[i]);
+    if (ref == 0 || index_.node(ref).model != slot || !index_.node(ref).has_frame() ||
+        index_.node(ref).expired(now) ||
+        static_cast<Quality>(index_.node(ref).quality) < min_quality) {
+      ++missed;
+      continue;
+    }
+    const IndexNode& node = index_.node(ref);
+    const auto quality = static_cast<Quality>(node.quality);
+    frames[i] = StoredFrame{node.id, quality == Quality::kExact ? Rung::kExact : Rung::kCoded,
+                            quality, LocationOf(node.frame)};
+  }
+  counters_.missed_reads.fetch_add(missed, std::memory_order_relaxed);
+  return frames;
+}
+
+absl::StatusOr<std::vector<std::optional<StoredFrame>>> Engine::Core::FindFramesOfPath(
+    TenantId tenant, const PathView& path, std::uint32_t first_block, std::uint32_t block_count,
+    Quality min_quality) {
+  ModelSlot slot;
+  std::uint32_t block_tokens;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    KV_ASSIGN_OR_RETURN(slot, FindRegistered(tenant, path.model));
+    block_tokens = index_.model(slot).block_tokens;
+  }
+  const auto walked = Walk(slot, tenant, path, block_tokens, min_quality, /*may_block=*/true);
+  const std::uint32_t last_block = block_count == 0
+                                       ? walked->block_count
+                                       : std::min(walked->block_count, first_block + block_count);
+  if (first_block > last_block) {
+    return absl::InvalidArgumentError("first_block: lies behind the prefix's last full block");
+  }
+  std::vector<TrieNodeId> ids;
+  for (std::uint32_t block = first_block; block < last_block; ++block) {
+    ids.push_back(block < walked->nodes.size() ? walked->nodes[block].second : TrieNodeId{});
+  }
+  return FindFrames(tenant, path.model, ids, min_quality);
+}
+
+std::optional<LoadedFrame> Engine::Core::TryReadFrame(const StoredFrame& frame) {
+  SharedBytes bytes = tier_.Get(frame.at);
+  if (!bytes) return std::nullopt;
+  auto view = FrameView::Parse(bytes.view);
+  KV_CHECK(view.ok());  // it was checked on its way into the tier
+  counters_.memory_reads.fetch_add(1, std::memory_order_relaxed);
+  return LoadedFrame{std::move(bytes), *view};
+}
+
+absl::StatusOr<LoadedFrame> Engine::Core::LoadFrame(const StoredFrame& frame) {
+  KV_ASSIGN_OR_RETURN(StoredPayload stored, payload_->Read(frame.at));
+  const auto descriptor = NodeDescriptor::Decode(AsText(stored.descriptor));
+  if (!descriptor.ok() || descriptor->node != frame.node) {
+    return absl::DataLossError("the record belongs to another trie node");
+  }
+  const auto view = FrameView::Parse(stored.view);
+  if (!view.ok() || view->frame_bytes() != stored.view.size() ||
+      view->model() != descriptor->row.model) {
+    return absl::DataLossError("the record holds no frame of its model");
+  }
+  return LoadedFrame{std::move(stored), *view};
+}
+
+bool Engine::Core::IsCurrent(const StoredFrame& frame) {
+  absl::ReaderMutexLock lock(&index_mutex_);
+  const NodeRef ref = index_.FindById(frame.node);
+  return ref != 0 && LocationOf(index_.node(ref).frame) == frame.at;
+}
+
+absl::StatusOr<LoadedFrame> Engine::Core::ReadFromDisk(const StoredFrame& frame) {
+  auto loaded = LoadFrame(frame);
+  if (loaded.ok()) {
+    counters_.disk_reads.fetch_add(1, std::memory_order_relaxed);
+    counters_.disk_read_bytes.fetch_add(frame.at.record_bytes, std::memory_order_relaxed);
+    return loaded;
+  }
+  // It may have been unlinked and freed while it was read: a miss then, not a fault.
+  if (!IsCurrent(frame)) {
+    counters_.missed_reads.fetch_add(1, std::memory_order_relaxed);
+    return absl::NotFoundError("block: not stored any more");
+  }
+  if (absl::IsDataLoss(loaded.status())) {
+    counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
+    DropCorruptFrame(frame);
+  } else {
+    counters_.read_errors.fetch_add(1, std::memory_order_relaxed);
+  }
+  return loaded.status();
+}
+
+void Engine::Core::ReadFrame(const StoredFrame& frame,
+                             std::function<void(absl::StatusOr<LoadedFrame>)> on_read) {
+  if (auto loaded = TryReadFrame(frame)) {
+    on_read(*std::move(loaded));
+    return;
+  }
+  const auto shared =
+      std::make_shared<std::function<void(absl::StatusOr<LoadedFrame>)>>(std::move(on_read));
+  const bool posted = read_pool_->TryPost([this, frame, shared] {
+    auto loaded = ReadFromDisk(frame);
+    if (loaded.ok()) tier_.Insert(frame.at, loaded->bytes);
+    (*shared)(std::move(loaded));
+  });
+  if (!posted) (*shared)(absl::UnavailableError("too many reads are waiting for the disk"));
+}
+
+// --- small calls ---
+
+absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> Engine::Core::SelectPath(
+    TenantId tenant, const Selection& selection) {
+  std::vector<std::pair<NodeRef, TrieNodeId>> nodes;
+  if (selection.path) {
+    ModelSlot slot;
+    std::uint32_t block_tokens;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      KV_ASSIGN_OR_RETURN(slot, FindRegistered(tenant, selection.path->model));
+      block_tokens = index_.model(slot).block_tokens;
+    }
+    return Walk(slot, tenant, *selection.path, block_tokens, Quality::kHigh, /*may_block=*/true)
+        ->nodes;
+  }
+  std::optional<TrieNodeId> deepest = selection.node;
+  if (!deepest) {
+    const auto row = meta_->Get(MetaTable::kSessions,
+                                SessionRowKey{tenant, std::string(selection.session_id)}.Encode());
+    if (!row.ok()) return row.status();
+    if (row->has_value()) deepest = TrieNodeId::FromBytes(**row);
+    if (!deepest) return nodes;
+  }
+  absl::ReaderMutexLock lock(&index_mutex_);
+  NodeRef ref = index_.FindById(*deepest);
+  if (ref == 0 || index_.model(index_.node(ref).model).tenant != tenant) return nodes;
+  for (; ref != 0; ref = index_.parent(ref)) nodes.emplace_back(ref, index_.node(ref).id);
+  std::reverse(nodes.begin(), nodes.end());
+  return nodes;
+}
+
+absl::StatusOr<std::uint32_t> Engine::Core::Touch(TenantId tenant, const Selection& selection) {
+  if (selection.model || selection.all) {
+    return absl::InvalidArgumentError("selection: name a node, a prefix or a session");
+  }
+  KV_ASSIGN_OR_RETURN(const auto nodes, SelectPath(tenant, selection));
+  const std::uint32_t now = NowSeconds();
+  std::uint32_t touched = 0;
+  absl::ReaderMutexLock lock(&index_mutex_);
+  for (const auto& [ref, id] : nodes) {
+    if (!index_.alive(ref) || index_.node(ref).id != id) break;
+    index_.Touch(ref, now);
+    ++touched;
+  }
+  return touched;
+}
+
+absl::StatusOr<PinInfo> Engine::Core::Pin(TenantId tenant, const Selection& selection,
+                                          std::chrono::seconds duration) {
+  if (!selection.node && !selection.path) {
+    return absl::InvalidArgumentError("selection: a pin takes node_id or prefix");
+  }
+  if (duration.count() < 1 || duration > options_.pin_max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("seconds: must be between 1 and ", options_.pin_max.count()));
+  }
+  KV_ASSIGN_OR_RETURN(const auto nodes, SelectPath(tenant, selection));
+  if (nodes.empty()) return NoSuchNode();
+
+  absl::MutexLock change(&change_mutex_);
+  PinInfo info{.id = RandomId<PinId>(),
+               .node = nodes.back().second,
+               .blocks = static_cast<std::uint32_t>(nodes.size()),
+               .bytes = 0,
+               .end_unix_seconds = clock_.UnixSeconds() + duration.count()};
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (const auto& [ref, id] : nodes) {
+      if (!index_.alive(ref) || index_.node(ref).id != id) return NoSuchNode();
+      info.bytes += index_.node(ref).frame.record_bytes;
+    }
+    const std::uint64_t cap = options_.disk_limit_bytes / 100 * options_.pinned_percent_max;
+    if (holds_.pinned_bytes() + info.bytes > cap) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("pin: ", info.bytes, " bytes are over the cap; free under it: ",
+                       cap > holds_.pinned_bytes() ? cap - holds_.pinned_bytes() : 0));
+    }
+  }
+  MetaBatch batch(tenant);
+  batch.Put(MetaTable::kPins, PinRowKey{tenant, info.id}.Encode(),
+            PinRow{info.node, info.end_unix_seconds}.Encode());
+  KV_RETURN_IF_ERROR(WriteMeta(batch));
+  absl::MutexLock lock(&index_mutex_);
+  holds_.AddPin(info.id, {.tenant = tenant,
+                          .hold = {nodes.back().first, info.node},
+                          .blocks = info.blocks,
+                          .bytes = info.bytes,
+                          .end_unix_seconds = info.end_unix_seconds});
+  return info;
+}
+
+absl::StatusOr<PinInfo> Engine::Core::ExtendPin(TenantId tenant, const PinId& pin,
+                                                std::chrono::seconds duration) {
+  if (duration.count() < 1 || duration > options_.pin_max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("seconds: must be between 1 and ", options_.pin_max.count()));
+  }
+  absl::MutexLock change(&change_mutex_);
+  PinInfo info;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const HoldTable::Pin* found = holds_.FindPin(tenant, pin);
+    if (found == nullptr) return absl::NotFoundError("pin_id: unknown, or the pin has ended");
+    info = {pin, found->hold.id, found->blocks, found->bytes,
+            clock_.UnixSeconds() + duration.count()};
+  }
+  MetaBatch batch(tenant);
+  batch.Put(MetaTable::kPins, PinRowKey{tenant, pin}.Encode(),
+            PinRow{info.node, info.end_unix_seconds}.Encode());
+  KV_RETURN_IF_ERROR(WriteMeta(batch));
+  absl::MutexLock lock(&index_mutex_);
+  holds_.SetPinEnd(pin, info.end_unix_seconds);
+  return info;
+}
+
+absl::StatusOr<bool> Engine::Core::Unpin(TenantId tenant, const PinId& pin) {
+  absl::MutexLock change(&change_mutex_);
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    if (holds_.FindPin(tenant, pin) == nullptr) return false;
+  }
+  MetaBatch batch(tenant);
+  batch.Delete(MetaTable::kPins, PinRowKey{tenant, pin}.Encode());
+  KV_RETURN_IF_ERROR(WriteMeta(batch));
+  absl::MutexLock lock(&index_mutex_);
+  holds_.DropPin(index_, pin);
+  return true;
+}
+
+std::vector<PinInfo> Engine::Core::ListPins(TenantId tenant) {
+  std::vector<PinInfo> infos;
+  absl::ReaderMutexLock lock(&index_mutex_);
+  for (const auto& [id, pin] : holds_.pins()) {
+    if (pin.tenant != tenant) continue;
+    infos.push_back({id, pin.hold.id, pin.blocks, pin.bytes, pin.end_unix_seconds});
+  }
+  return infos;
+}
+
+absl::StatusOr<std::uint64_t> Engine::Core::SetRetention(TenantId tenant,
+                                                         const Selection& selection,
+                                                         std::chrono::seconds ttl,
+                                                         std::uint32_t priority) {
+  if (priority > 15) return absl::InvalidArgumentError("priority: must be between 0 and 15");
+  std::vector<std::pair<NodeRef, TrieNodeId>> nodes;
+  if (selection.model || selection.all) {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    std::optional<ModelSlot> only;
+    if (selection.model) {
+      KV_ASSIGN_OR_RETURN(only, FindRegistered(tenant, *selection.model));
+    }
+    for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
+      if (!index_.alive(ref)) continue;
+      const IndexNode& node = index_.node(ref);
+      if (only ? node.model == *only : index_.model(node.model).tenant == tenant) {
+        nodes.emplace_back(ref, node.id);
+      }
+    }
+  } else {
+    KV_ASSIGN_OR_RETURN(nodes, SelectPath(tenant, selection));
+    if (nodes.empty()) return NoSuchNode();
+  }
+  const std::uint32_t expires =
+      ttl.count() == 0 ? 0 : NowSeconds() + static_cast<std::uint32_t>(ttl.count());
+
+  std::uint64_t changed = 0;
+  constexpr std::size_t kRowsPerBatch = 1024;
+  for (std::size_t begin = 0; begin < nodes.size(); begin += kRowsPerBatch) {
+    const std::size_t end = std::min(nodes.size(), begin + kRowsPerBatch);
+    absl::MutexLock change(&change_mutex_);
+    MetaBatch batch(tenant);
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::string row_key = NodeRowKey{tenant, nodes[i].second}.Encode();
+      KV_ASSIGN_OR_RETURN(const auto text, meta_->Get(MetaTable::kNodes, row_key));
+      if (!text.has_value()) continue;
+      KV_ASSIGN_OR_RETURN(NodeRow row, NodeRow::Decode(*text));
+      row.expires_unix_seconds = expires;
+      row.priority = static_cast<std::uint8_t>(priority);
+      batch.Put(MetaTable::kNodes, row_key, row.Encode());
+    }
+    KV_RETURN_IF_ERROR(WriteMeta(batch));
+    absl::MutexLock lock(&index_mutex_);
+    for (std::size_t i = begin; i < end; ++i) {
+      const auto& [ref, id] = nodes[i];
+      if (!index_.alive(ref) || index_.node(ref).id != id) continue;
+      index_.SetRetention(ref, expires, priority);
+      if (expires != 0) expiries_.emplace(expires, id);
+      ++changed;
+    }
+  }
+  return changed;
+}
+
+// --- descriptions ---
+
+NodeInfo Engine::Core::Describe(NodeRef ref) const {
+  const IndexNode& node = index_.node(ref);
+  NodeInfo info;
+  info.id = node.id;
+  if (const NodeRef parent = index_.parent(ref); parent != 0) info.parent = index_.node(parent).id;
+  info.model = index_.model(node.model).model;
+  info.depth = node.depth;
+  if (node.has_frame()) {
+    const auto quality = static_cast<Quality>(node.quality);
+    const StoredFrame frame{node.id, quality == Quality::kExact ? Rung::kExact : Rung::kCoded,
+                            quality, LocationOf(node.frame)};
+    info.frames.push_back(frame);
+    info.in_memory.push_back(tier_.Contains(frame.at));
+    info.quality = quality;
+  }
+  info.use_count = node.use_count;
+  info.last_used_unix_seconds = node.last_used_seconds;
+  info.expires_unix_seconds = node.expires_seconds;
+  info.priority = node.priority;
+  info.surprisal_bits = static_cast<double>(node.surprisal_bits);
+  info.pinned = holds_.IsPinned(ref);
+  info.leased = holds_.IsLeased(ref);
+  for (NodeRef child = node.first_child; child != 0; child = index_.node(child).next_sibling) {
+    ++info.child_count;
+  }
+  info.extra_key_bytes = static_cast<std::uint32_t>(index_.extra_key(ref).size());
+  return info;
+}
+
+absl::StatusOr<std::vector<NodeInfo>> Engine::Core::ListChildren(TenantId tenant,
+                                                                 const ModelId& model,
+                                                                 const TrieNodeId& parent,
+                                                                 const TrieNodeId& after,
+                                                                 std::size_t count) {
+  absl::ReaderMutexLock lock(&index_mutex_);
+  KV_ASSIGN_OR_RETURN(const ModelSlot slot, FindRegistered(tenant, model));
+  NodeRef child = index_.model(slot).first_child;
+  if (!parent.empty()) {
+    const NodeRef ref = index_.FindById(parent);
+    if (ref == 0 || index_.node(ref).model != slot) {
+      return absl::NotFoundError("parent_id: no such trie node in this model");
+    }
+    child = index_.node(ref).first_child;
+  }
+  if (!after.empty()) {
+    const NodeRef ref = index_.FindById(after);
+    if (ref == 0) return absl::NotFoundError("page_token: its trie node is gone; start again");
+    child = index_.node(ref).next_sibling;
+  }
+  std::vector<NodeInfo> infos;
+  for (; child != 0 && infos.size() < count; child = index_.node(child).next_sibling) {
+    infos.push_back(Describe(child));
+  }
+  return infos;
+}
+
+absl::StatusOr<NodeInfo> Engine::Core::DescribeNode(TenantId tenant, const TrieNodeId& id) {
+  absl::ReaderMutexLock lock(&index_mutex_);
+  const NodeRef ref = index_.FindById(id);
+  if (ref == 0 || index_.model(index_.node(ref).model).tenant != tenant) {
+    return absl::NotFoundError("node_id: no such trie node");
+  }
+  return Describe(ref);
+}
+
+absl::StatusOr<std::vector<NodeInfo>> Engine::Core::DescribePath(TenantId tenant,
+                                                                 const PathView& path) {
+  Selection selection;
+  selection.path = path;
+  KV_ASSIGN_OR_RETURN(const auto nodes, SelectPath(tenant, selection));
+  if (nodes.empty()) return absl::NotFoundError("prefix: nothing of it is stored");
+  std::vector<NodeInfo> infos;
+  absl::ReaderMutexLock lock(&index_mutex_);
+  for (const auto& [ref, id] : nodes) {
+    if (!index_.alive(ref) || index_.node(ref).id != id) break;
+    infos.push_back(Describe(ref));
+  }
+  return infos;
+}
+
+EngineStats Engine::Core::Stats() {
+  EngineStats stats;
+  const EngineCounters& c = counters_;
+  stats.lookups_total = c.lookups;
+  stats.lookup_blocks_total = c.lookup_blocks;
+  stats.lookup_hit_blocks_total = c.lookup_hit_blocks;
+  stats.memory_reads_total = c.memory_reads;
+  stats.disk_reads_total = c.disk_reads;
+  stats.disk_read_bytes_total = c.disk_read_bytes;
+  stats.missed_reads_total = c.missed_reads;
+  stats.corrupt_frames_total = c.corrupt_frames;
+  stats.read_errors_total = c.read_errors;
+  stats.put_blocks_total = c.put_blocks;
+  stats.stored_blocks_total = c.stored_blocks;
+  stats.duplicate_blocks_total = c.duplicate_blocks;
+  stats.failed_blocks_total = c.failed_blocks;
+  stats.stored_bytes_total = c.stored_bytes;
+  stats.raw_bytes_total = c.raw_bytes;
+  stats.evicted_blocks_total = c.evicted_blocks;
+  stats.evicted_bytes_total = c.evicted_bytes;
+  stats.expired_blocks_total = c.expired_blocks;
+  stats.deleted_blocks_total = c.deleted_blocks;
+  stats.refused_full_total = c.refused_full;
+  stats.token_cache_misses_total = c.token_cache_misses;
+  stats.syncs_total = c.syncs;
+  stats.sync_errors_total = c.sync_errors;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    stats.model_count = models_.size();
+    stats.node_count = index_.node_count();
+    for (std::size_t i = 0; i < index_.model_count(); ++i) {
+      const ModelRoot& root = index_.model(static_cast<ModelSlot>(i));
+      stats.live_bytes += root.record_bytes;
+      const auto model = models_.find(static_cast<ModelSlot>(i));
+      if (model != models_.end()) {
+        stats.raw_live_bytes += root.frame_count * model->second->geometry.raw_block_bytes();
+      }
+    }
+    stats.index_bytes = index_.memory_bytes();
+    stats.token_cache_bytes = index_.token_cache_bytes();
+    stats.lease_count = holds_.lease_count();
+    stats.pin_count = holds_.pins().size();
+    stats.pinned_bytes = holds_.pinned_bytes();
+  }
+  stats.disk_bytes = DiskBytes();
+  stats.disk_limit_bytes = options_.disk_limit_bytes;
+  stats.segment_count = payload_->Usage().segment_count;
+  stats.memory_tier_bytes = tier_.used_bytes();
+  stats.memory_tier_limit_bytes = options_.memory_tier_bytes;
+  stats.put_memory_bytes = put_budget_.used_bytes();
+  stats.open_puts = open_puts_;
+  stats.io_queue_length =
+      read_pool_->queue_length() + write_pool_->queue_length() + blocking_pool_->queue_length();
+  stats.degraded = DegradedReasons();
+  absl::MutexLock lock(&sync_mutex_);
+  stats.pending_free_bytes = pending_free_bytes_;
+  return stats;
+}
+
+// --- the facade ---
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::OpenEmbedded(const EngineOptions& options,
+                                                             Clock& clock,
+                                                             const OpenProgress& progress) {
+  KV_RETURN_IF_ERROR(options.Validate());
+  auto core = std::make_unique<Core>(options, clock);
+  KV_RETURN_IF_ERROR(core->Open(progress));
+  return absl::WrapUnique(new Engine(std::move(core)));
+}
+
+Engine::Engine(std::unique_ptr<Core> core) : core_(std::move(core)) {}
+Engine::~Engine() = default;
+
+absl::StatusOr<ModelInfo> Engine::RegisterModel(TenantId tenant, const ModelSpec& spec) {
+  return core_->RegisterModel(tenant, spec);
+}
+absl::StatusOr<ModelInfo> Engine::GetModel(TenantId tenant, const ModelId& id) const {
+  return core_->GetModel(tenant, id);
+}
+std::vector<ModelInfo> Engine::ListModels(TenantId tenant) const {
+  return core_->ListModels(tenant);
+}
+std::optional<absl::StatusOr<LookupResult>> Engine::TryLookup(TenantId tenant,
+                                                              const LookupQuery& query) {
+  return core_->Lookup(tenant, query, /*may_block=*/false);
+}
+absl::StatusOr<LookupResult> Engine::Lookup(TenantId tenant, const LookupQuery& query) {
+  return *core_->Lookup(tenant, query, /*may_block=*/true);
+}
+void Engine::ReleaseLease(TenantId tenant, const LeaseId& lease) {
+  core_->ReleaseLease(tenant, lease);
+}
+absl::StatusOr<std::vector<std::optional<StoredFrame>>> Engine::FindFrames(
+    TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes, Quality min_quality) {
+  return core_->FindFrames(tenant, model, nodes, min_quality);
+}
+absl::StatusOr<std::vector<std::optional<StoredFrame>>> Engine::FindFramesOfPath(
+    TenantId tenant, const PathView& path, std::uint32_t first_block, std::uint32_t block_count,
+    Quality min_quality) {
+  return core_->FindFramesOfPath(tenant, path, first_block, block_count, min_quality);
+}
+std::optional<LoadedFrame> Engine::TryReadFrame(const StoredFrame& frame) {
+  return core_->TryReadFrame(frame);
+}
+void Engine::ReadFrame(const StoredFrame& frame,
+                       std::function<void(absl::StatusOr<LoadedFrame>)> on_read) {
+  core_->ReadFrame(frame, std::move(on_read));
+}
+absl::StatusOr<std::unique_ptr<PutSession>> Engine::BeginPut(TenantId tenant,
+                                                             const PutAnnouncement& put) {
+  return core_->BeginPut(tenant, put);
+}
+ByteBudget& Engine::put_budget() { return core_->put_budget_; }
+absl::StatusOr<std::uint32_t> Engine::Touch(TenantId tenant, const Selection& selection) {
+  return core_->Touch(tenant, selection);
+}
+absl::StatusOr<PinInfo> Engine::Pin(TenantId tenant, const Selection& selection,
+                                    std::chrono::seconds duration) {
+  return core_->Pin(tenant, selection, duration);
+}
+absl::StatusOr<PinInfo> Engine::ExtendPin(TenantId tenant, const PinId& pin,
+                                          std::chrono::seconds duration) {
+  return core_->ExtendPin(tenant, pin, duration);
+}
+absl::StatusOr<bool> Engine::Unpin(TenantId tenant, const PinId& pin) {
+  return core_->Unpin(tenant, pin);
+}
+std::vector<PinInfo> Engine::ListPins(TenantId tenant) const { return core_->ListPins(tenant); }
+absl::StatusOr<DeletedCount> Engine::Delete(TenantId tenant, const Selection& selection) {
+  return core_->Delete(tenant, selection);
+}
+absl::StatusOr<std::uint64_t> Engine::SetRetention(TenantId tenant, const Selection& selection,
+                                                   std::chrono::seconds ttl,
+                                                   std::uint32_t priority) {
+  return core_->SetRetention(tenant, selection, ttl, priority);
+}
+const EventLog& Engine::events() const { return core_->events_; }
+absl::StatusOr<std::vector<NodeInfo>> Engine::ListChildren(TenantId tenant, const ModelId& model,
+                                                           const TrieNodeId& parent,
+                                                           const TrieNodeId& after,
+                                                           std::size_t count) {
+  return core_->ListChildren(tenant, model, parent, after, count);
+}
+absl::StatusOr<NodeInfo> Engine::DescribeNode(TenantId tenant, const TrieNodeId& node) {
+  return core_->DescribeNode(tenant, node);
+}
+absl::StatusOr<std::vector<NodeInfo>> Engine::DescribePath(TenantId tenant, const PathView& path) {
+  return core_->DescribePath(tenant, path);
+}
+EngineStats Engine::Stats() const { return core_->Stats(); }
+const RecoveryReport& Engine::recovery() const { return core_->recovery_; }
+const EngineOptions& Engine::options() const { return core_->options_; }
+absl::Status Engine::Verify(bool structure_only, bool repair,
+                            const std::function<bool(const VerifyProgress&)>& report) {
+  return core_->Verify(structure_only, repair, report);
+}
+bool Engine::RunBlocking(std::function<void()> work) {
+  return core_->blocking_pool_->TryPost(std::move(work));
+}
+bool Engine::Drain(std::chrono::milliseconds deadline) { return core_->Drain(deadline); }
+void Engine::RunMaintenance() { core_->RunMaintenance(); }
+
+}  // namespace kvtrie

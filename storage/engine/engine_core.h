@@ -1,0 +1,283 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "storage/base/byte_budget.h"
+#include "storage/engine/engine.h"
+#include "storage/engine/event_log.h"
+#include "storage/engine/hold_table.h"
+#include "storage/engine/memory_tier.h"
+#include "storage/engine/work_pool.h"
+#include "storage/meta/meta_store.h"
+#include "storage/meta/node_row.h"
+#include "storage/payload/payload_store.h"
+#include "storage/trie/path_hash.h"
+#include "storage/trie/trie_index.h"
+
+namespace kvtrie {
+
+// Counters of EngineStats that are counted as they happen.
+struct EngineCounters {
+  using Counter = std::atomic<std::uint64_t>;
+  Counter lookups{0}, lookup_blocks{0}, lookup_hit_blocks{0};
+  Counter memory_reads{0}, disk_reads{0}, disk_read_bytes{0}, missed_reads{0}, corrupt_frames{0},
+      read_errors{0};
+  Counter put_blocks{0}, stored_blocks{0}, duplicate_blocks{0}, failed_blocks{0}, stored_bytes{0},
+      raw_bytes{0};
+  Counter evicted_blocks{0}, evicted_bytes{0}, expired_blocks{0}, deleted_blocks{0},
+      refused_full{0};
+  Counter token_cache_misses{0}, syncs{0}, sync_errors{0};
+};
+
+// A model that was registered.
+struct RegisteredModel {
+  ModelSpec spec;
+  KvGeometry geometry;
+};
+
+class TriePutSession;
+
+// The engine's parts and how they work together. Cut by theme over engine_*.cc:
+//   engine.cc           models, lookups, reads, small calls
+//   engine_put.cc       puts: sessions, writing, publishing
+//   engine_space.cc     unlinking, eviction, freeing, syncing
+//   engine_recovery.cc  opening
+//   engine_verify.cc    the whole-structure check
+//
+// Locks, in the order in which they are taken:
+//   change_mutex_  held by whoever changes stored rows, over the write to the meta store; one at a
+//   time index_mutex_   the trie in memory, models and holds; short, never held over I/O
+//   sync_mutex_    what waits for the next sync
+class Engine::Core {
+ public:
+  Core(const EngineOptions& options, Clock& clock);
+  ~Core();
+
+  absl::Status Open(const OpenProgress& progress);
+
+  // --- engine.cc ---
+  absl::StatusOr<ModelInfo> RegisterModel(TenantId tenant, const ModelSpec& spec);
+  absl::StatusOr<ModelInfo> GetModel(TenantId tenant, const ModelId& id);
+  std::vector<ModelInfo> ListModels(TenantId tenant);
+  // nullopt only when `may_block` is false.
+  std::optional<absl::StatusOr<LookupResult>> Lookup(TenantId tenant, const LookupQuery& query,
+                                                     bool may_block);
+  void ReleaseLease(TenantId tenant, const LeaseId& lease);
+  absl::StatusOr<std::vector<std::optional<StoredFrame>>> FindFrames(
+      TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes,
+      Quality min_quality);
+  absl::StatusOr<std::vector<std::optional<StoredFrame>>> FindFramesOfPath(
+      TenantId tenant, const PathView& path, std::uint32_t first_block, std::uint32_t block_count,
+      Quality min_quality);
+  std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame);
+  void ReadFrame(const StoredFrame& frame,
+                 std::function<void(absl::StatusOr<LoadedFrame>)> on_read);
+  absl::StatusOr<std::uint32_t> Touch(TenantId tenant, const Selection& selection);
+  absl::StatusOr<PinInfo> Pin(TenantId tenant, const Selection& selection,
+                              std::chrono::seconds duration);
+  absl::StatusOr<PinInfo> ExtendPin(TenantId tenant, const PinId& pin,
+                                    std::chrono::seconds duration);
+  absl::StatusOr<bool> Unpin(TenantId tenant, const PinId& pin);
+  std::vector<PinInfo> ListPins(TenantId tenant);
+  absl::StatusOr<std::uint64_t> SetRetention(TenantId tenant, const Selection& selection,
+                                             std::chrono::seconds ttl, std::uint32_t priority);
+  absl::StatusOr<std::vector<NodeInfo>> ListChildren(TenantId tenant, const ModelId& model,
+                                                     const TrieNodeId& parent,
+                                                     const TrieNodeId& after, std::size_t count);
+  absl::StatusOr<NodeInfo> DescribeNode(TenantId tenant, const TrieNodeId& node);
+  absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const PathView& path);
+  EngineStats Stats();
+
+  // --- engine_put.cc ---
+  absl::StatusOr<std::unique_ptr<PutSession>> BeginPut(TenantId tenant, const PutAnnouncement& put);
+  bool Drain(std::chrono::milliseconds deadline);
+
+  // --- engine_space.cc ---
+  absl::StatusOr<DeletedCount> Delete(TenantId tenant, const Selection& selection);
+  void RunMaintenance();
+
+  // --- engine_verify.cc ---
+  absl::Status Verify(bool structure_only, bool repair,
+                      const std::function<bool(const VerifyProgress&)>& report);
+
+  const EngineOptions options_;
+  Clock& clock_;
+  EventLog events_;
+  ByteBudget put_budget_;
+  RecoveryReport recovery_;
+  std::unique_ptr<WorkPool> blocking_pool_;
+
+ private:
+  friend class TriePutSession;
+
+  // A block whose record is written, or a wish to give one up (`record_bytes` 0 and a failed
+  // status).
+  struct PublishItem {
+    std::shared_ptr<TriePutSession> session;
+    std::uint32_t block = 0;
+    absl::Status failure;  // not OK: the block did not come
+    PayloadLocation at;
+    SharedBytes frame;
+    PutSession::DoneCallback on_done;
+  };
+
+  // What a finished item calls back with.
+  struct Outcome {
+    PutSession::DoneCallback on_done;
+    absl::StatusOr<PutBlockResult> result;
+    bool durable = false;
+  };
+
+  // A node that is in no index yet: its row is being written.
+  struct PendingNode {
+    std::shared_ptr<TriePutSession> session;
+    std::uint32_t block = 0;
+    TrieNodeId id;
+    NodeRow row;
+    PublishItem* item = nullptr;
+    NodeRef existing = 0;  // the node is there and gets a frame
+  };
+
+  enum class RemovalReason { kEvicted, kExpired, kDeleted, kCorrupt };
+
+  std::uint32_t NowSeconds() const { return static_cast<std::uint32_t>(clock_.UnixSeconds()); }
+
+  // engine.cc
+  absl::StatusOr<ModelSlot> FindRegistered(TenantId tenant, const ModelId& model) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  ModelInfo DescribeModel(ModelSlot slot) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  NodeInfo Describe(NodeRef ref) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // The walk of a registered model, with unverified blocks compared with their rows. nullopt: that
+  // is needed, and `may_block` is false.
+  struct Walked {
+    std::vector<std::pair<NodeRef, TrieNodeId>> nodes;
+    std::uint32_t block_count = 0;
+    std::uint32_t ignored_tail_tokens = 0;
+  };
+  std::optional<Walked> Walk(ModelSlot slot, TenantId tenant, const PathView& path,
+                             std::uint32_t block_tokens, Quality min_quality, bool may_block);
+  // How many of the unverified blocks at the front are what the path says.
+  std::size_t CompareWithRows(const std::vector<std::pair<NodeRef, TrieNodeId>>& nodes,
+                              const std::vector<std::uint32_t>& unverified, TenantId tenant,
+                              const HashedPath& path);
+  // The frame as it lies on disk; DataLoss when it is not what the node names.
+  absl::StatusOr<LoadedFrame> LoadFrame(const StoredFrame& frame);
+  // LoadFrame for a reader: counted, and a frame that is bad is dropped.
+  absl::StatusOr<LoadedFrame> ReadFromDisk(const StoredFrame& frame);
+  // Whether the node still names this frame.
+  bool IsCurrent(const StoredFrame& frame);
+  // The nodes that a selection of a single path means, deepest last. Empty: nothing is stored.
+  absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> SelectPath(
+      TenantId tenant, const Selection& selection);
+
+  // engine_put.cc
+  void WriteBlock(std::shared_ptr<TriePutSession> session, std::unique_ptr<BlockWriter> writer,
+                  PutSession::DoneCallback on_done);
+  void Enqueue(PublishItem item);
+  void PublishGroup(std::vector<PublishItem> group, std::vector<Outcome>* outcomes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  void AddToIndex(const std::vector<PendingNode>& pending)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  void Conclude(std::vector<Outcome> outcomes);
+
+  // engine_space.cc
+  absl::Status MakeRoom(std::uint64_t bytes);
+  std::uint64_t DiskBytes() const;
+  std::uint64_t AllocateAheadBytes() const;
+  // Removes nodes, children before parents. `refs` must be closed downwards by then.
+  absl::Status Unlink(const std::vector<NodeRef>& refs, RemovalReason reason, DeletedCount* count)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes);
+  std::vector<NodeRef> ChooseVictims(std::uint64_t bytes) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  double RetentionValue(const IndexNode& node, std::uint32_t now_seconds) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  void CollectSubtree(NodeRef root, std::vector<NodeRef>* children_first) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  void DropCorruptFrame(const StoredFrame& frame);
+  void ExpireNodes();
+  void DropEndedPins();
+  absl::Status SyncAndFree();
+  void RunSyncer();
+  // What keeps the store from serving in full; bits of degraded_.
+  enum class Degradation : unsigned {
+    kDiskFull,
+    kDiskUnwritable,
+    kMetaDiskFull,
+    kMetaUnwritable,
+    kNotSynced,
+  };
+  void SetDegraded(Degradation what, bool is_so);
+  std::vector<std::string> DegradedReasons() const;
+  absl::Status WriteMeta(const MetaBatch& batch);
+  void KeepBallast() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+
+  // engine_recovery.cc
+  absl::Status OpenStores(const OpenProgress& progress);
+  absl::Status LoadModels();
+  absl::Status LoadNodes(const OpenProgress& progress);
+  absl::Status RebuildFromSegments(const OpenProgress& progress);
+  absl::Status LoadIdentity();
+  void LoadPins();
+  std::string meta_folder() const { return options_.data_dir + "/meta"; }
+  std::string payload_folder() const { return options_.data_dir + "/payload"; }
+  std::string identity_path() const { return options_.data_dir + "/identity"; }
+  std::string ballast_path() const { return options_.data_dir + "/ballast"; }
+
+  std::unique_ptr<MetaStore> meta_;
+  std::unique_ptr<PayloadStore> payload_;
+  std::unique_ptr<PathHasher> hasher_;
+  std::unique_ptr<TrieNodeNamer> namer_;
+  MemoryTier tier_;
+  EngineCounters counters_;
+  std::atomic<bool> draining_{false};
+  std::atomic<std::uint64_t> open_puts_{0};
+
+  absl::Mutex change_mutex_ ABSL_ACQUIRED_BEFORE(index_mutex_);
+
+  mutable absl::Mutex index_mutex_;
+  TrieIndex index_ ABSL_GUARDED_BY(index_mutex_);
+  absl::flat_hash_map<ModelSlot, std::shared_ptr<const RegisteredModel>> models_
+      ABSL_GUARDED_BY(index_mutex_);
+  HoldTable holds_ ABSL_GUARDED_BY(index_mutex_);
+  using Expiry = std::pair<std::uint32_t, TrieNodeId>;
+  std::priority_queue<Expiry, std::vector<Expiry>, std::greater<>> expiries_
+      ABSL_GUARDED_BY(index_mutex_);
+
+  absl::Mutex publish_mutex_;
+  std::deque<PublishItem> publish_queue_ ABSL_GUARDED_BY(publish_mutex_);
+  bool publishing_ ABSL_GUARDED_BY(publish_mutex_) = false;
+
+  absl::Mutex room_mutex_;                        // one thread makes room at a time
+  std::atomic<std::uint64_t> reserved_bytes_{0};  // of appends under way
+  std::atomic<std::uint64_t> meta_disk_bytes_{0};
+  std::atomic<unsigned> degraded_{0};
+  std::atomic<bool> dirty_{false};  // something was written since the last sync
+
+  mutable absl::Mutex sync_mutex_;
+  std::vector<Outcome> durable_waiters_ ABSL_GUARDED_BY(sync_mutex_);
+  std::vector<PayloadLocation> pending_frees_ ABSL_GUARDED_BY(sync_mutex_);
+  std::uint64_t pending_free_bytes_ ABSL_GUARDED_BY(sync_mutex_) = 0;
+  bool ending_ ABSL_GUARDED_BY(sync_mutex_) = false;
+  absl::Mutex syncing_mutex_;  // one sync at a time
+
+  bool ballast_there_ ABSL_GUARDED_BY(change_mutex_) = false;
+
+  std::unique_ptr<WorkPool> read_pool_;
+  std::unique_ptr<WorkPool> write_pool_;
+  std::thread syncer_;
+};
+
+}  // namespace kvtrie

@@ -1,0 +1,549 @@
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "storage/base/check.h"
+#include "storage/base/status_macros.h"
+#include "storage/engine/engine_core.h"
+#include "storage/engine/record_block_writer.h"
+#include "storage/engine/trie_put_session.h"
+#include "storage/meta/meta_keys.h"
+
+namespace kvtrie {
+namespace {
+
+// As a block index: the caller has dropped its session.
+constexpr std::uint32_t kCloseSession = 0xffffffffu;
+
+RungRow RungRowOf(const PayloadLocation& at) {
+  return {Rung::kExact, Quality::kExact, at.segment, at.offset_pages, at.record_bytes};
+}
+
+}  // namespace
+
+NodeRow TriePutSession::MakeRow(std::uint32_t block) const {
+  NodeRow row;
+  row.model = model;
+  if (block > 0) row.parent = blocks[block - 1].id;
+  row.depth = block + 1;
+  row.provenance = blocks[block].provenance;
+  row.path_hash = blocks[block].path_hash;
+  if (block < block_surprisal_bits.size()) row.surprisal_bits = block_surprisal_bits[block];
+  row.created_unix_seconds = created_unix_seconds;
+  row.expires_unix_seconds = expires_seconds;
+  row.priority = static_cast<std::uint8_t>(priority);
+  if (block == 0) row.salt = salt;
+  if (const auto extra = extra_keys.find(block); extra != extra_keys.end()) {
+    row.extra_key = extra->second;
+  }
+  const auto block_of_tokens = tokens_of(block);
+  row.tokens.assign(block_of_tokens.begin(), block_of_tokens.end());
+  return row;
+}
+
+std::string TriePutSession::MakeDescriptor(std::uint32_t block) const {
+  NodeDescriptor descriptor;
+  descriptor.tenant = tenant;
+  descriptor.node = blocks[block].id;
+  descriptor.row = MakeRow(block);
+  return descriptor.Encode();
+}
+
+// What the caller holds: forwards, and closes the session when it goes.
+class PutSessionHandle final : public PutSession {
+ public:
+  using Core = Engine::Core;
+  PutSessionHandle(std::function<void(std::shared_ptr<TriePutSession>, std::uint32_t,
+                                      std::unique_ptr<BlockWriter>, DoneCallback)>
+                       finish,
+                   std::shared_ptr<TriePutSession> session, std::vector<TrieNodeId> stored)
+      : finish_(std::move(finish)), session_(std::move(session)), stored_(std::move(stored)) {}
+
+  ~PutSessionHandle() override {
+    session_->closed = true;
+    finish_(session_, kCloseSession, nullptr, nullptr);
+  }
+
+  const std::vector<std::uint32_t>& missing_blocks() const override {
+    return session_->missing_blocks;
+  }
+  std::uint32_t block_count() const override { return static_cast<std::uint32_t>(stored_.size()); }
+  std::uint32_t ignored_tail_tokens() const override { return session_->ignored_tail_tokens; }
+  std::uint64_t raw_block_bytes() const override {
+    return session_->registered->geometry.raw_block_bytes();
+  }
+  bool IsStored(std::uint32_t block_index, TrieNodeId* node) const override {
+    if (block_index >= stored_.size() || stored_[block_index].empty()) return false;
+    *node = stored_[block_index];
+    return true;
+  }
+
+  absl::StatusOr<std::unique_ptr<BlockWriter>> StartBlock(std::uint32_t block_index,
+                                                          Encoding encoding,
+                                                          std::uint64_t bytes) override {
+    if (block_index >= stored_.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "block ", block_index, ": the announced prefix has ", stored_.size(), " full blocks"));
+    }
+    if (!std::binary_search(session_->missing_blocks.begin(), session_->missing_blocks.end(),
+                            block_index)) {
+      return absl::InvalidArgumentError(absl::StrCat("block ", block_index, ": was not asked for"));
+    }
+    if (session_->begun[block_index]) {
+      return absl::InvalidArgumentError(absl::StrCat("block ", block_index, ": begun twice"));
+    }
+    KV_ASSIGN_OR_RETURN(std::unique_ptr<BlockWriter> writer,
+                        RecordBlockWriter::Create(block_index, encoding, bytes, session_->model,
+                                                  session_->registered->geometry,
+                                                  session_->MakeDescriptor(block_index)));
+    session_->begun[block_index] = true;
+    return writer;
+  }
+
+  void FinishBlock(std::unique_ptr<BlockWriter> writer, DoneCallback on_done) override {
+    const std::uint32_t block = writer->block_index();
+    finish_(session_, block, std::move(writer), std::move(on_done));
+  }
+
+  void AbandonBlock(std::uint32_t block_index) override {
+    if (block_index < stored_.size()) finish_(session_, block_index, nullptr, nullptr);
+  }
+
+ private:
+  const std::function<void(std::shared_ptr<TriePutSession>, std::uint32_t,
+                           std::unique_ptr<BlockWriter>, DoneCallback)>
+      finish_;
+  const std::shared_ptr<TriePutSession> session_;
+  const std::vector<TrieNodeId> stored_;  // ids of blocks that were stored at the beginning
+};
+
+absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tenant,
+                                                                   const PutAnnouncement& put) {
+  if (draining_) return absl::UnavailableError("the server is draining");
+  if (put.path.tokens.size() > kPathTokensMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokens: at most ", kPathTokensMax, " are allowed"));
+  }
+  if (put.priority > 15) return absl::InvalidArgumentError("priority: must be between 0 and 15");
+
+  auto session = std::make_shared<TriePutSession>();
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    KV_ASSIGN_OR_RETURN(session->slot, FindRegistered(tenant, put.path.model));
+    session->registered = models_.find(session->slot)->second;
+  }
+  const std::uint32_t block_tokens = session->registered->spec.block_tokens;
+  const HashedPath hashed(*hasher_, tenant, put.path, block_tokens);
+  const std::uint32_t block_count = hashed.block_count();
+  session->tenant = tenant;
+  session->model = put.path.model;
+  session->block_tokens = block_tokens;
+  session->tokens.assign(put.path.tokens.begin(),
+                         put.path.tokens.begin() + std::size_t{block_count} * block_tokens);
+  session->salt = put.path.salt;
+  for (const ExtraKey& extra : put.path.extra_keys) {
+    session->extra_keys.emplace(extra.block_index, extra.key);
+  }
+  session->session_id = put.session_id;
+  session->block_surprisal_bits = put.block_surprisal_bits;
+  session->durable = put.durable;
+  session->priority = put.priority;
+  session->created_unix_seconds = clock_.UnixSeconds();
+  if (put.ttl.count() > 0) {
+    session->expires_seconds = NowSeconds() + static_cast<std::uint32_t>(put.ttl.count());
+  }
+  session->ignored_tail_tokens = hashed.ignored_tail_tokens();
+  session->blocks.resize(block_count);
+  session->begun.resize(block_count);
+
+  // What is stored already, by walking; the rest by its ids, since blocks may lie behind a hole.
+  const bool on_lossy = put.restored_quality != Quality::kExact && put.restored_blocks > 0;
+  const auto walked = Walk(session->slot, tenant, put.path, block_tokens,
+                           on_lossy ? put.restored_quality : Quality::kExact, /*may_block=*/true);
+  if (on_lossy && walked->nodes.size() < std::min(put.restored_blocks, block_count)) {
+    return absl::FailedPreconditionError(
+        "restored_blocks: that prefix is not stored any more; put it again from its first block");
+  }
+  std::uint64_t hash = hasher_->Root(tenant, put.path.model, put.path.salt);
+  TrieNodeId parent;
+  Provenance provenance = Provenance::kExact;
+  std::vector<TrieNodeId> stored(block_count);
+  absl::MutexLock lock(&index_mutex_);
+  const std::uint32_t now = NowSeconds();
+  for (std::uint32_t index = 0; index < block_count; ++index) {
+    TriePutSession::Block& block = session->blocks[index];
+    NodeRef ref = 0;
+    if (index < walked->nodes.size() && (!on_lossy || index < put.restored_blocks)) {
+      const auto& [walked_ref, id] = walked->nodes[index];
+      if (index_.alive(walked_ref) && index_.node(walked_ref).id == id) {
+        ref = walked_ref;
+        block.id = id;
+        if (index_.node(ref).on_lossy != 0) provenance = Provenance::kOnLossy;
+      }
+    }
+    if (on_lossy && index >= put.restored_blocks) provenance = Provenance::kOnLossy;
+    block.provenance = provenance;
+    hash = hasher_->Extend(hash, provenance, hashed.extra_key(index), hashed.tokens(index));
+    block.path_hash = hash;
+    if (ref == 0) {
+      block.id = namer_->Name(put.path.model, parent, provenance,
+                              index == 0 ? put.path.salt : std::string_view(),
+                              hashed.extra_key(index), hashed.tokens(index));
+      ref = index_.FindById(block.id);
+    }
+    parent = block.id;
+    if (ref != 0 && index_.node(ref).has_frame() && !index_.node(ref).expired(now)) {
+      block.state = TriePutSession::State::kStored;
+      stored[index] = block.id;
+      session->hold = {ref, block.id};
+    } else if (index >= put.first_block) {
+      session->missing_blocks.push_back(index);
+    }
+  }
+  if (session->hold.ref != 0) holds_.Take(session->hold);
+  ++open_puts_;
+  auto finish = [this](std::shared_ptr<TriePutSession> of, std::uint32_t block,
+                       std::unique_ptr<BlockWriter> writer, PutSession::DoneCallback on_done) {
+    if (writer != nullptr) {
+      // Bounded by the put budget: never refused.
+      const auto shared =
+          std::make_shared<std::pair<std::unique_ptr<BlockWriter>, PutSession::DoneCallback>>(
+              std::move(writer), std::move(on_done));
+      write_pool_->Post([this, of, shared] {
+        WriteBlock(of, std::move(shared->first), std::move(shared->second));
+      });
+      return;
+    }
+    // Off the caller's thread: publishing may wait for the disk.
+    write_pool_->Post([this, of, block] {
+      Enqueue({.session = of,
+               .block = block,
+               .failure = absl::CancelledError("block: not sent"),
+               .at = {},
+               .frame = {},
+               .on_done = nullptr});
+    });
+  };
+  return std::make_unique<PutSessionHandle>(std::move(finish), std::move(session),
+                                            std::move(stored));
+}
+
+void Engine::Core::WriteBlock(std::shared_ptr<TriePutSession> session,
+                              std::unique_ptr<BlockWriter> writer,
+                              PutSession::DoneCallback on_done) {
+  PublishItem item;
+  item.session = std::move(session);
+  item.block = writer->block_index();
+  item.on_done = std::move(on_done);
+  auto& block = static_cast<RecordBlockWriter&>(*writer);
+  item.failure = block.Seal();
+  if (item.failure.ok()) {
+    const PayloadLocation probe{1, 0, static_cast<std::uint32_t>(block.record().record_bytes())};
+    const std::uint64_t room = probe.disk_bytes();
+    item.failure = MakeRoom(room);
+    if (item.failure.ok()) {
+      auto at = payload_->Append(block.record());
+      if (absl::IsResourceExhausted(at.status()) && options_.eviction) {
+        // The disk is full below our own limit: somebody else fills it. Shrink once, try again.
+        const auto evicted = Evict(room);
+        if (evicted.ok() && *evicted > 0 && SyncAndFree().ok())
+          at = payload_->Append(block.record());
+      }
+      reserved_bytes_ -= room;
+      SetDegraded(Degradation::kDiskFull, absl::IsResourceExhausted(at.status()));
+      SetDegraded(Degradation::kDiskUnwritable,
+                  !at.ok() && !absl::IsResourceExhausted(at.status()));
+      if (at.ok()) {
+        item.at = *at;
+        item.frame = std::move(block.record()).TakePayload();
+      } else {
+        item.failure = at.status();
+      }
+    }
+    if (absl::IsResourceExhausted(item.failure)) {
+      counters_.refused_full.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  Enqueue(std::move(item));
+}
+
+// The thread that finds nobody publishing does it for all that came meanwhile: one row batch for
+// many blocks, without a thread of its own.
+void Engine::Core::Enqueue(PublishItem item) {
+  {
+    absl::MutexLock lock(&publish_mutex_);
+    publish_queue_.push_back(std::move(item));
+    if (publishing_) return;
+    publishing_ = true;
+  }
+  while (true) {
+    std::vector<PublishItem> group;
+    {
+      absl::MutexLock lock(&publish_mutex_);
+      if (publish_queue_.empty()) {
+        publishing_ = false;
+        return;
+      }
+      group.assign(std::make_move_iterator(publish_queue_.begin()),
+                   std::make_move_iterator(publish_queue_.end()));
+      publish_queue_.clear();
+    }
+    std::vector<Outcome> outcomes;
+    {
+      absl::MutexLock change(&change_mutex_);
+      PublishGroup(std::move(group), &outcomes);
+    }
+    Conclude(std::move(outcomes));
+  }
+}
+
+// Sorts finished blocks into those that can be published now, those that wait for the block before
+// them, and those that failed; publishes the first with one batch of rows.
+void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outcome>* outcomes) {
+  using State = TriePutSession::State;
+  std::vector<PendingNode> pending;
+  absl::flat_hash_map<TrieNodeId, std::size_t> pending_ids;
+  std::vector<PublishItem> ready;  // items of `pending`, same order
+
+  const auto conclude = [&](PublishItem& item, absl::StatusOr<PutBlockResult> result) {
+    if (item.at && (!result.ok() || result->outcome == PutOutcome::kDuplicate)) {
+      payload_->Free(item.at);  // nobody has been told of it
+    }
+    if (item.on_done == nullptr) return;
+    counters_.put_blocks.fetch_add(1, std::memory_order_relaxed);
+    if (!result.ok()) {
+      counters_.failed_blocks.fetch_add(1, std::memory_order_relaxed);
+    } else if (result->outcome == PutOutcome::kDuplicate) {
+      counters_.duplicate_blocks.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      counters_.stored_blocks.fetch_add(1, std::memory_order_relaxed);
+      counters_.stored_bytes.fetch_add(item.at.record_bytes, std::memory_order_relaxed);
+      counters_.raw_bytes.fetch_add(item.session->registered->geometry.raw_block_bytes(),
+                                    std::memory_order_relaxed);
+    }
+    outcomes->push_back({std::move(item.on_done), std::move(result), item.session->durable});
+  };
+  const auto fail = [&](PublishItem item, const absl::Status& why) {
+    TriePutSession& session = *item.session;
+    session.blocks[item.block].state = State::kFailed;
+    conclude(item, why);
+    // All that waits behind it.
+    while (!session.parked.empty() && session.parked.rbegin()->first > item.block) {
+      auto last = std::prev(session.parked.end());
+      PublishItem waiting = std::move(last->second);
+      session.parked.erase(last);
+      session.blocks[waiting.block].state = State::kFailed;
+      conclude(waiting,
+               absl::FailedPreconditionError(absl::StrCat(
+                   "block ", waiting.block, ": block ", item.block, " before it was not stored")));
+    }
+  };
+  const auto close = [&](TriePutSession& session) {
+    while (!session.parked.empty()) {
+      PublishItem waiting = std::move(session.parked.begin()->second);
+      session.parked.erase(session.parked.begin());
+      conclude(waiting, absl::CancelledError("put: ended before this block was published"));
+    }
+    absl::MutexLock lock(&index_mutex_);
+    if (session.hold.ref != 0) holds_.Release(index_, session.hold);
+    session.hold = {};
+    --open_puts_;
+  };
+
+  std::vector<PublishItem> work = std::move(group);
+  std::reverse(work.begin(), work.end());  // a stack, first item on top
+  while (!work.empty()) {
+    PublishItem item = std::move(work.back());
+    work.pop_back();
+    TriePutSession& session = *item.session;
+    if (item.block == kCloseSession) {
+      close(session);
+      continue;
+    }
+    if (session.closed && item.failure.ok()) {
+      item.failure = absl::CancelledError("put: ended before this block was published");
+    }
+    TriePutSession::Block& block = session.blocks[item.block];
+    if (!item.failure.ok()) {
+      if (block.state == State::kMissing) {
+        const absl::Status why = item.failure;
+        fail(std::move(item), why);
+      }
+      continue;
+    }
+    const State before = item.block == 0 ? State::kStored : session.blocks[item.block - 1].state;
+    if (before == State::kMissing) {
+      const std::uint32_t index = item.block;
+      session.parked.emplace(index, std::move(item));
+      continue;
+    }
+    if (before == State::kFailed) {
+      const absl::Status why = absl::FailedPreconditionError(
+          absl::StrCat("block ", item.block, ": the block before it was not stored"));
+      fail(std::move(item), why);
+      continue;
+    }
+    NodeRef existing = 0;
+    bool parent_is_there = true;
+    bool is_duplicate = pending_ids.contains(block.id);
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      if (item.block > 0) {
+        const TrieNodeId& parent = session.blocks[item.block - 1].id;
+        parent_is_there = pending_ids.contains(parent) || index_.FindById(parent) != 0;
+      }
+      existing = index_.FindById(block.id);
+      if (existing != 0 && index_.node(existing).has_frame() &&
+          !index_.node(existing).expired(NowSeconds())) {
+        is_duplicate = true;
+      }
+    }
+    if (!parent_is_there) {
+      const absl::Status why = absl::FailedPreconditionError(
+          absl::StrCat("block ", item.block, ": the block before it was removed meanwhile"));
+      fail(std::move(item), why);
+      continue;
+    }
+    if (const auto next = session.parked.find(item.block + 1); next != session.parked.end()) {
+      work.push_back(std::move(next->second));
+      session.parked.erase(next);
+    }
+    if (is_duplicate) {
+      block.state = State::kStored;
+      conclude(item, PutBlockResult{block.id, PutOutcome::kDuplicate});
+      continue;
+    }
+    block.state = State::kPending;
+    PendingNode node;
+    node.session = item.session;
+    node.block = item.block;
+    node.id = block.id;
+    node.row = session.MakeRow(item.block);
+    node.row.rungs.push_back(RungRowOf(item.at));
+    node.existing = existing;
+    pending_ids.emplace(block.id, pending.size());
+    pending.push_back(std::move(node));
+    ready.push_back(std::move(item));
+  }
+  if (pending.empty()) return;
+
+  std::map<TenantId, MetaBatch> batches;
+  for (const PendingNode& node : pending) {
+    const TenantId tenant = node.session->tenant;
+    MetaBatch& batch = batches.try_emplace(tenant, tenant).first->second;
+    batch.Put(MetaTable::kNodes, NodeRowKey{tenant, node.id}.Encode(), node.row.Encode());
+    if (!node.session->session_id.empty()) {
+      batch.Put(MetaTable::kSessions, SessionRowKey{tenant, node.session->session_id}.Encode(),
+                std::string(node.id.view()));
+    }
+  }
+  std::map<TenantId, absl::Status> written;
+  for (const auto& [tenant, batch] : batches) written[tenant] = WriteMeta(batch);
+
+  std::vector<PendingNode> published;
+  for (std::size_t i = 0; i < pending.size(); ++i) {
+    const absl::Status& status = written[pending[i].session->tenant];
+    if (!status.ok()) {
+      fail(std::move(ready[i]), status);
+      continue;
+    }
+    pending[i].session->blocks[pending[i].block].state = State::kStored;
+    pending[i].item = &ready[i];
+    published.push_back(std::move(pending[i]));
+  }
+  AddToIndex(published);
+  for (PendingNode& node : published) {
+    conclude(*node.item, PutBlockResult{node.id, PutOutcome::kStored});
+  }
+}
+
+void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
+  std::vector<StoreEvent> events;
+  for (const PendingNode& node : published) tier_.Insert(node.item->at, node.item->frame);
+  {
+    absl::MutexLock lock(&index_mutex_);
+    const std::uint32_t now = NowSeconds();
+    for (const PendingNode& node : published) {
+      const RungRow& rung = node.row.rungs.front();
+      const FrameRef frame{rung.segment, rung.offset_pages, rung.record_bytes};
+      NodeRef ref = node.existing;
+      if (ref != 0) {
+        if (index_.node(ref).has_frame()) {
+          // An expired frame makes way for the new one.
+          const FrameRef old = index_.node(ref).frame;
+          absl::MutexLock sync_lock(&sync_mutex_);
+          pending_frees_.push_back({old.segment, old.offset_pages, old.record_bytes});
+          pending_free_bytes_ += pending_frees_.back().disk_bytes();
+        }
+        index_.SetFrame(ref, frame, rung.quality);
+        index_.SetRetention(ref, static_cast<std::uint32_t>(node.row.expires_unix_seconds),
+                            node.row.priority);
+      } else {
+        ref = index_.Insert(
+            {.id = node.id,
+             .parent = node.block == 0 ? 0 : index_.FindById(node.row.parent),
+             .model = node.session->slot,
+             .path_hash = node.row.path_hash,
+             .provenance = node.row.provenance,
+             .salt = node.row.salt,
+             .extra_key = node.row.extra_key,
+             .tokens = node.row.tokens,
+             .frame = frame,
+             .quality = rung.quality,
+             .block_surprisal_bits = node.row.surprisal_bits,
+             .last_used_seconds = now,
+             .expires_seconds = static_cast<std::uint32_t>(node.row.expires_unix_seconds),
+             .priority = node.row.priority});
+      }
+      if (node.row.expires_unix_seconds != 0) {
+        expiries_.emplace(static_cast<std::uint32_t>(node.row.expires_unix_seconds), node.id);
+      }
+      TriePutSession& session = *node.session;
+      const bool is_deepest = session.hold.ref == 0 || !index_.alive(session.hold.ref) ||
+                              index_.node(session.hold.ref).depth < index_.node(ref).depth;
+      if (!session.closed && is_deepest) {
+        holds_.Take({ref, node.id});
+        if (session.hold.ref != 0) holds_.Release(index_, session.hold);
+        session.hold = {ref, node.id};
+      }
+      events.push_back({.kind = StoreEventKind::kStored,
+                        .tenant = session.tenant,
+                        .model = session.model,
+                        .node = node.id,
+                        .parent = node.row.parent,
+                        .depth = node.row.depth,
+                        .tokens = node.row.tokens});
+    }
+  }
+  events_.Append(std::move(events));
+}
+
+void Engine::Core::Conclude(std::vector<Outcome> outcomes) {
+  std::vector<Outcome> durable;
+  for (Outcome& outcome : outcomes) {
+    if (outcome.durable && outcome.result.ok()) {
+      durable.push_back(std::move(outcome));
+    } else {
+      outcome.on_done(std::move(outcome.result));
+    }
+  }
+  if (durable.empty()) return;
+  absl::MutexLock lock(&sync_mutex_);
+  std::move(durable.begin(), durable.end(), std::back_inserter(durable_waiters_));
+}
+
+bool Engine::Core::Drain(std::chrono::milliseconds deadline) {
+  draining_ = true;
+  bool finished;
+  {
+    absl::MutexLock lock(&index_mutex_);
+    const auto none_open = [this] { return open_puts_ == 0; };
+    finished =
+        index_mutex_.AwaitWithTimeout(absl::Condition(&none_open), absl::FromChrono(deadline));
+  }
+  return SyncAndFree().ok() && finished;
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,388 @@
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "storage/base/byte_reader.h"
+#include "storage/base/check.h"
+#include "storage/base/file_system.h"
+#include "storage/base/status_macros.h"
+#include "storage/engine/engine_core.h"
+#include "storage/meta/meta_keys.h"
+#include "storage/meta/rocksdb_meta_store.h"
+#include "storage/payload/segment_store.h"
+
+namespace kvtrie {
+namespace {
+
+constexpr std::size_t kRowsPerBatch = 4096;
+constexpr unsigned kBlockingThreads = 4;
+constexpr char kIdentityRow[] = "identity";
+
+absl::StatusOr<StoreConfig> ReadIdentityFile(const std::string& path) {
+  KV_ASSIGN_OR_RETURN(const auto file,
+                      PosixFileSystem().Open(path, FileSystem::Mode::kReadOnly, false));
+  KV_ASSIGN_OR_RETURN(const std::uint64_t size, file->Size());
+  if (size > 4096) return absl::DataLossError("identity: too long");
+  std::string text(size, '\0');
+  KV_ASSIGN_OR_RETURN(const std::size_t count,
+                      file->Read(0, std::as_writable_bytes(std::span(text))));
+  text.resize(count);
+  return StoreConfig::Decode(text);
+}
+
+absl::Status WriteIdentityFile(const std::string& folder, const std::string& path,
+                               const StoreConfig& config) {
+  const std::string text = config.Encode();
+  const std::string fresh = path + ".new";
+  PosixFileSystem().Remove(fresh).IgnoreError();
+  KV_ASSIGN_OR_RETURN(const auto file,
+                      PosixFileSystem().Open(fresh, FileSystem::Mode::kCreateNew, false));
+  KV_RETURN_IF_ERROR(file->Write(0, AsBytes(text)));
+  KV_RETURN_IF_ERROR(file->SyncData());
+  KV_RETURN_IF_ERROR(PosixFileSystem().Rename(fresh, path));
+  return PosixFileSystem().SyncFolder(folder);
+}
+
+StoreConfig NewIdentity() {
+  std::random_device device;
+  StoreConfig config;
+  config.path_hash_seed = std::uint64_t{device()} << 32 | device();
+  while (config.namespace_secret.size() < 32) {
+    const std::uint32_t word = device();
+    config.namespace_secret.append(reinterpret_cast<const char*>(&word), sizeof word);
+  }
+  return config;
+}
+
+// Tells progress about once a second.
+class ProgressMeter {
+ public:
+  explicit ProgressMeter(const Engine::OpenProgress& progress) : progress_(progress) {}
+  void Count(std::string_view what) {
+    ++done_;
+    if (!progress_ || done_ % 4096 != 0) return;
+    const absl::Time now = absl::Now();
+    if (now - told_ < absl::Seconds(1)) return;
+    told_ = now;
+    progress_(done_, what);
+  }
+
+ private:
+  const Engine::OpenProgress& progress_;
+  std::uint64_t done_ = 0;
+  absl::Time told_ = absl::Now();
+};
+
+}  // namespace
+
+absl::Status Engine::Core::Open(const OpenProgress& progress) {
+  const absl::Time begin = absl::Now();
+  KV_RETURN_IF_ERROR(OpenStores(progress));
+  recovery_.seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+  {
+    absl::MutexLock change(&change_mutex_);
+    KeepBallast();
+    meta_disk_bytes_ = meta_->DiskBytes();
+  }
+  read_pool_ = std::make_unique<WorkPool>(options_.io_threads, options_.io_queue_max);
+  write_pool_ = std::make_unique<WorkPool>(options_.io_threads, options_.io_queue_max);
+  blocking_pool_ = std::make_unique<WorkPool>(kBlockingThreads, options_.io_queue_max);
+  // A store that was opened with a smaller limit shrinks before it serves.
+  while (options_.eviction && DiskBytes() > options_.disk_limit_bytes) {
+    const std::uint64_t over = DiskBytes() - options_.disk_limit_bytes;
+    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(over));
+    KV_RETURN_IF_ERROR(SyncAndFree());
+    if (evicted == 0) break;
+  }
+  syncer_ = std::thread([this] { RunSyncer(); });
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
+  KV_RETURN_IF_ERROR(PosixFileSystem().CreateFolder(options_.data_dir));
+  const auto open_meta = [this]() -> absl::Status {
+    KV_ASSIGN_OR_RETURN(auto opened, OpenRocksDbMetaStore(meta_folder(), {}));
+    meta_ = std::move(opened.store);
+    recovery_.lost_batches += opened.report.lost_batches;
+    recovery_.rebuilt_from_segments |= opened.report.recreated;
+    for (std::string& note : opened.report.notes) recovery_.notes.push_back(std::move(note));
+    return absl::OkStatus();
+  };
+  KV_RETURN_IF_ERROR(open_meta());
+  KV_ASSIGN_OR_RETURN(payload_, OpenSegmentStore(PosixFileSystem(), payload_folder(),
+                                                 {.segment_bytes = options_.segment_bytes,
+                                                  .allocate_ahead_bytes = AllocateAheadBytes()}));
+  KV_RETURN_IF_ERROR(LoadIdentity());
+
+  absl::Status loaded = LoadModels();
+  if (loaded.ok() && !recovery_.rebuilt_from_segments) loaded = LoadNodes(progress);
+  if (absl::IsDataLoss(loaded)) {
+    // Rows that cannot be read: what the records say of themselves is as good.
+    recovery_.notes.push_back(absl::StrCat("metadata is damaged (", std::string(loaded.message()),
+                                           "); rebuilding it from the segments"));
+    meta_.reset();
+    {
+      absl::MutexLock lock(&index_mutex_);
+      KV_CHECK(index_.node_count() == 0);
+    }
+    KV_RETURN_IF_ERROR(MoveAsideRocksDbMetaStore(meta_folder()));
+    KV_RETURN_IF_ERROR(open_meta());
+    KV_RETURN_IF_ERROR(LoadIdentity());
+    recovery_.rebuilt_from_segments = true;
+    loaded = absl::OkStatus();
+  }
+  KV_RETURN_IF_ERROR(loaded);
+  if (recovery_.rebuilt_from_segments) KV_RETURN_IF_ERROR(RebuildFromSegments(progress));
+  // Rows that named payload that is gone must not outlive this start: the place may be filled
+  // again.
+  KV_RETURN_IF_ERROR(meta_->Sync());
+  LoadPins();
+
+  KV_ASSIGN_OR_RETURN(PayloadRecoveryStats stats, payload_->FinishRecovery());
+  recovery_.unreferenced_bytes = stats.unreferenced_bytes;
+  recovery_.foreign_files = std::move(stats.foreign_files);
+  for (std::string& note : stats.notes) recovery_.notes.push_back(std::move(note));
+  return absl::OkStatus();
+}
+
+// Seed and secret are kept twice: in a file, and as a row.
+absl::Status Engine::Core::LoadIdentity() {
+  const std::string row_key = StoreRowKey(kIdentityRow);
+  absl::StatusOr<StoreConfig> config = ReadIdentityFile(identity_path());
+  const bool file_is_good = config.ok();
+  const auto row = meta_->Get(MetaTable::kStore, row_key);
+  const bool has_row = row.ok() && row->has_value();
+  if (!config.ok() && has_row) config = StoreConfig::Decode(**row);
+  if (!config.ok()) {
+    if (!absl::IsNotFound(config.status())) {
+      recovery_.notes.push_back(
+          "the store's identity is lost; blocks that were stored are not found any more");
+    }
+    config = NewIdentity();
+  }
+  if (config->version > StoreConfig::kVersion) {
+    return absl::FailedPreconditionError("data_dir: written by a newer version of kvtrie");
+  }
+  if (!file_is_good) {
+    KV_RETURN_IF_ERROR(WriteIdentityFile(options_.data_dir, identity_path(), *config));
+  }
+  if (!has_row) {
+    MetaBatch batch(TenantId{0});
+    batch.Put(MetaTable::kStore, row_key, config->Encode());
+    KV_RETURN_IF_ERROR(meta_->Write(batch));
+  }
+  hasher_ = std::make_unique<PathHasher>(config->path_hash_seed);
+  namer_ = std::make_unique<TrieNodeNamer>(config->namespace_secret);
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Core::LoadModels() {
+  std::vector<std::string> bad_keys;
+  absl::Status fault;
+  KV_RETURN_IF_ERROR(
+      meta_->Scan(MetaTable::kModels, "", "", [&](std::string_view key, std::string_view value) {
+        const auto row_key = ModelRowKey::Decode(key);
+        const auto spec = ModelSpec::Decode(value);
+        if (!row_key || !spec.ok() || spec->Digest() != row_key->model) {
+          recovery_.notes.push_back("a model row is damaged; the model must be registered again");
+          return true;
+        }
+        absl::MutexLock lock(&index_mutex_);
+        const auto slot = index_.AddModel(row_key->tenant, row_key->model, spec->block_tokens);
+        if (slot) {
+          models_[*slot] =
+              std::make_shared<const RegisteredModel>(RegisteredModel{*spec, KvGeometry(*spec)});
+        }
+        return true;
+      }));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
+  ProgressMeter meter(progress);
+  // By node ref: nodes are linked once all are there, since rows come in the order of their ids.
+  std::vector<TrieNodeId> parents(1);
+  std::vector<std::string> bad_keys;
+  std::vector<NodeRef> frameless;
+  const std::uint32_t now = NowSeconds();
+
+  // Everything is read before anything is kept: a damaged table is rebuilt as a whole.
+  const absl::Status scanned =
+      meta_->Scan(MetaTable::kNodes, "", "", [&](std::string_view key, std::string_view value) {
+        meter.Count("loading trie nodes");
+        const auto row_key = NodeRowKey::Decode(key);
+        const auto row = NodeRow::Decode(value);
+        if (!row_key || !row.ok()) {
+          bad_keys.emplace_back(key);
+          return true;
+        }
+        FrameRef frame;
+        Quality quality = Quality::kExact;
+        if (!row->rungs.empty()) {
+          const RungRow& rung = row->rungs.front();
+          frame = {rung.segment, rung.offset_pages, rung.record_bytes};
+          quality = rung.quality;
+          if (!payload_->MarkLive({frame.segment, frame.offset_pages, frame.record_bytes}).ok()) {
+            frame = {};
+          }
+        }
+        absl::MutexLock lock(&index_mutex_);
+        // A model whose row is lost keeps its nodes until it is registered again.
+        const auto slot = index_.AddModel(row_key->tenant, row->model, 0);
+        if (!slot) return true;
+        const NodeRef ref = index_.InsertUnlinked(
+            {.id = row_key->node,
+             .model = *slot,
+             .path_hash = row->path_hash,
+             .provenance = row->provenance,
+             .salt = row->salt,
+             .extra_key = row->extra_key,
+             .tokens = row->tokens,
+             .frame = frame,
+             .quality = quality,
+             .block_surprisal_bits = row->surprisal_bits,
+             .last_used_seconds = static_cast<std::uint32_t>(row->created_unix_seconds),
+             .expires_seconds = static_cast<std::uint32_t>(row->expires_unix_seconds),
+             .priority = row->priority,
+             .depth = row->depth});
+        parents.resize(std::max<std::size_t>(parents.size(), ref + 1));
+        parents[ref] = row->parent;
+        if (!row->rungs.empty() && frame.segment == 0) frameless.push_back(ref);
+        if (row->expires_unix_seconds != 0) {
+          expiries_.emplace(std::max(now, static_cast<std::uint32_t>(row->expires_unix_seconds)),
+                            row_key->node);
+        }
+        return true;
+      });
+  std::vector<NodeRef> dropped;
+  std::vector<PayloadLocation> unreferenced;
+  MetaBatch batch(kBuiltInTenant);
+  {
+    absl::MutexLock lock(&index_mutex_);
+    if (!scanned.ok()) {
+      // The rebuild starts from an empty index.
+      for (NodeRef ref = index_.ref_end() - 1; ref > 0; --ref) {
+        if (index_.alive(ref)) index_.Erase(ref);
+      }
+      expiries_ = {};
+      return scanned;
+    }
+    std::vector<NodeRef> orphans;
+    for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
+      NodeRef parent = 0;
+      if (!parents[ref].empty()) {
+        parent = index_.FindById(parents[ref]);
+        if (parent == 0 || index_.node(parent).model != index_.node(ref).model ||
+            index_.node(parent).depth + 1 != index_.node(ref).depth) {
+          orphans.push_back(ref);
+          continue;
+        }
+      }
+      index_.Link(ref, parent);
+    }
+    for (const NodeRef orphan : orphans) CollectSubtree(orphan, &dropped);
+    // A block whose payload is gone: useless at the end of a path, else it waits to be put again.
+    for (const NodeRef ref : frameless) {
+      if (index_.alive(ref) && index_.node(ref).is_leaf() &&
+          std::find(dropped.begin(), dropped.end(), ref) == dropped.end()) {
+        dropped.push_back(ref);
+      }
+    }
+    for (const NodeRef ref : dropped) {
+      const IndexNode& node = index_.node(ref);
+      batch.Delete(MetaTable::kNodes,
+                   NodeRowKey{index_.model(node.model).tenant, node.id}.Encode());
+      if (node.has_frame()) {
+        unreferenced.push_back(
+            {node.frame.segment, node.frame.offset_pages, node.frame.record_bytes});
+      }
+      index_.Erase(ref);
+    }
+    index_.FinishLoading();
+    recovery_.nodes_loaded = index_.node_count();
+    recovery_.nodes_dropped = dropped.size() + bad_keys.size();
+  }
+  {
+    absl::MutexLock lock(&sync_mutex_);
+    for (const PayloadLocation& at : unreferenced) {
+      pending_frees_.push_back(at);
+      pending_free_bytes_ += at.disk_bytes();
+    }
+  }
+  for (const std::string& key : bad_keys) batch.Delete(MetaTable::kNodes, key);
+  // Rows that still name lost payload.
+  for (const NodeRef ref : frameless) {
+    std::string row_key;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      if (!index_.alive(ref)) continue;
+      row_key =
+          NodeRowKey{index_.model(index_.node(ref).model).tenant, index_.node(ref).id}.Encode();
+    }
+    const auto text = meta_->Get(MetaTable::kNodes, row_key);
+    if (!text.ok() || !text->has_value()) continue;
+    auto row = NodeRow::Decode(**text);
+    if (!row.ok()) continue;
+    row->rungs.clear();
+    batch.Put(MetaTable::kNodes, row_key, row->Encode());
+  }
+  if (!batch.empty()) KV_RETURN_IF_ERROR(meta_->Write(batch));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Core::RebuildFromSegments(const OpenProgress& progress) {
+  ProgressMeter meter(progress);
+  MetaBatch batch(kBuiltInTenant);
+  absl::Status written;
+  KV_RETURN_IF_ERROR(payload_->Scan([&](const PayloadLocation& at, std::string_view bytes) {
+    meter.Count("rebuilding metadata from segments");
+    auto descriptor = NodeDescriptor::Decode(bytes);
+    if (!descriptor.ok() || !written.ok()) return;
+    NodeRow row = std::move(descriptor->row);
+    row.rungs = {
+        {descriptor->rung, descriptor->quality, at.segment, at.offset_pages, at.record_bytes}};
+    batch.Put(MetaTable::kNodes, NodeRowKey{descriptor->tenant, descriptor->node}.Encode(),
+              row.Encode());
+    if (batch.changes().size() < kRowsPerBatch) return;
+    written = meta_->Write(batch);
+    batch = MetaBatch(kBuiltInTenant);
+  }));
+  KV_RETURN_IF_ERROR(written);
+  if (!batch.empty()) KV_RETURN_IF_ERROR(meta_->Write(batch));
+  return LoadNodes(progress);
+}
+
+void Engine::Core::LoadPins() {
+  const std::int64_t now = clock_.UnixSeconds();
+  MetaBatch batch(kBuiltInTenant);
+  const absl::Status scanned =
+      meta_->Scan(MetaTable::kPins, "", "", [&](std::string_view key, std::string_view value) {
+        const auto row_key = PinRowKey::Decode(key);
+        const auto row = PinRow::Decode(value);
+        absl::MutexLock lock(&index_mutex_);
+        const NodeRef ref = row_key && row.ok() ? index_.FindById(row->node) : 0;
+        if (ref == 0 || row->end_unix_seconds <= now) {
+          batch.Delete(MetaTable::kPins, std::string(key));
+          return true;
+        }
+        HoldTable::Pin pin{.tenant = row_key->tenant,
+                           .hold = {ref, row->node},
+                           .blocks = index_.node(ref).depth,
+                           .bytes = 0,
+                           .end_unix_seconds = row->end_unix_seconds};
+        for (NodeRef at = ref; at != 0; at = index_.parent(at)) {
+          pin.bytes += index_.node(at).frame.record_bytes;
+        }
+        holds_.AddPin(row_key->pin, pin);
+        return true;
+      });
+  if (!scanned.ok()) recovery_.notes.push_back("pins could not be read; they are dropped");
+  if (!batch.empty() && !meta_->Write(batch).ok()) {
+    recovery_.notes.push_back("ended pins could not be removed");
+  }
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,523 @@
+#include <algorithm>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "storage/base/file_system.h"
+#include "storage/base/status_macros.h"
+#include "storage/engine/engine_core.h"
+#include "storage/meta/meta_keys.h"
+
+namespace kvtrie {
+namespace {
+
+// Nodes per batch when many are removed: bounds how long others wait for their turn.
+constexpr std::size_t kRemovalsPerBatch = 1024;
+// Leaves looked at for each one that is evicted.
+constexpr int kEvictionSamples = 24;
+// Uses older than this count for little against a fresh one.
+constexpr double kRecencySeconds = 10;
+// Prompt length at which attention costs as much as the rest of the model, roughly.
+constexpr double kAttentionTokens = 4096;
+// How far ahead of the last record a segment is allocated.
+constexpr std::uint64_t kAllocateAheadBytesMax = std::uint64_t{8} << 20;
+// Kept so that removals can be written when the disk is full.
+constexpr std::uint64_t kBallastBytes = std::uint64_t{4} << 20;
+
+PayloadLocation LocationOf(const FrameRef& frame) {
+  return {frame.segment, frame.offset_pages, frame.record_bytes};
+}
+
+}  // namespace
+
+std::uint64_t Engine::Core::DiskBytes() const {
+  return payload_->Usage().disk_bytes + meta_disk_bytes_.load(std::memory_order_relaxed);
+}
+
+std::vector<std::string> Engine::Core::DegradedReasons() const {
+  static constexpr std::string_view kReasons[] = {
+      "disk full", "disk cannot be written", "no space for metadata", "metadata cannot be written",
+      "the last sync failed"};
+  std::vector<std::string> reasons;
+  const unsigned bits = degraded_;
+  for (std::size_t i = 0; i < std::size(kReasons); ++i) {
+    if ((bits >> i & 1u) != 0) reasons.emplace_back(kReasons[i]);
+  }
+  return reasons;
+}
+
+void Engine::Core::SetDegraded(Degradation what, bool is_so) {
+  const unsigned bit = 1u << static_cast<unsigned>(what);
+  if (((degraded_.load(std::memory_order_relaxed) & bit) != 0) == is_so) return;
+  if (is_so) {
+    degraded_ |= bit;
+  } else {
+    degraded_ &= ~bit;
+  }
+}
+
+absl::Status Engine::Core::WriteMeta(const MetaBatch& batch) {
+  if (batch.empty()) return absl::OkStatus();
+  const absl::Status status = meta_->Write(batch);
+  SetDegraded(Degradation::kMetaDiskFull, absl::IsResourceExhausted(status));
+  SetDegraded(Degradation::kMetaUnwritable, !status.ok() && !absl::IsResourceExhausted(status));
+  dirty_.store(true, std::memory_order_relaxed);
+  return status;
+}
+
+void Engine::Core::KeepBallast() {
+  if (ballast_there_) return;
+  auto file = PosixFileSystem().Open(ballast_path(), FileSystem::Mode::kReadWrite, false);
+  if (!file.ok()) {
+    file = PosixFileSystem().Open(ballast_path(), FileSystem::Mode::kCreateNew, false);
+  }
+  if (!file.ok()) return;
+  if ((*file)->Allocate(0, kBallastBytes).ok()) {
+    ballast_there_ = true;
+  } else {
+    PosixFileSystem().Remove(ballast_path()).IgnoreError();
+  }
+}
+
+// Small stores allocate less ahead, so that their limit is not spent on it.
+std::uint64_t Engine::Core::AllocateAheadBytes() const {
+  return std::min<std::uint64_t>(kAllocateAheadBytesMax, options_.disk_limit_bytes / 64);
+}
+
+absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
+  const std::uint64_t limit = options_.disk_limit_bytes;
+  // Evicting in strides keeps puts from waiting one by one.
+  const std::uint64_t stride = std::max(bytes, std::min<std::uint64_t>(limit / 64, 64u << 20));
+  absl::MutexLock room(&room_mutex_);
+  while (true) {
+    const std::uint64_t used = DiskBytes() + reserved_bytes_;
+    std::uint64_t index_bytes;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      index_bytes = index_.used_bytes();
+    }
+    const bool index_fits = index_bytes < options_.index_bytes_max;
+    if (used + bytes + AllocateAheadBytes() <= limit && index_fits) {
+      reserved_bytes_ += bytes;
+      return absl::OkStatus();
+    }
+    std::uint64_t pending_bytes;
+    {
+      absl::MutexLock lock(&sync_mutex_);
+      pending_bytes = pending_free_bytes_;
+    }
+    if (pending_bytes > 0 && index_fits) {
+      KV_RETURN_IF_ERROR(SyncAndFree());
+      continue;
+    }
+    if (!options_.eviction) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the store is full: ", used, " of ", limit, " bytes; eviction is off"));
+    }
+    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(stride));
+    if (evicted == 0) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the store is full: ", used, " of ", limit,
+                       " bytes, and pins, leases or puts under way hold all of it"));
+    }
+  }
+}
+
+// What losing this node costs, per byte that it takes: how likely it is used again soon, times the
+// time to compute it again.
+double Engine::Core::RetentionValue(const IndexNode& node, std::uint32_t now_seconds) const {
+  const double idle_seconds =
+      now_seconds > node.last_used_seconds ? now_seconds - node.last_used_seconds : 0;
+  const double uses_per_second = (1.0 + node.use_count) / (idle_seconds + kRecencySeconds);
+  const double block_tokens = index_.model(node.model).block_tokens;
+  const double cost = block_tokens * (1 + node.depth * block_tokens / kAttentionTokens);
+  const double bytes = std::max<double>(1, node.frame.record_bytes);
+  return uses_per_second * cost / bytes * static_cast<double>(1u << (2 * node.priority));
+}
+
+// Leaves first: a block without its prefix is of no use to anybody. Random sampling instead of an
+// order that each read would have to maintain.
+std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes) {
+  static thread_local absl::BitGen random;
+  std::vector<NodeRef> victims;
+  absl::flat_hash_set<NodeRef> chosen;
+  const std::uint32_t now = NowSeconds();
+
+  // The leaf under a node, when those chosen already are gone; 0 when something holds it.
+  const auto leaf_under = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) -> NodeRef {
+    while (true) {
+      NodeRef child = index_.node(ref).first_child;
+      while (child != 0 && chosen.contains(child)) child = index_.node(child).next_sibling;
+      if (child == 0) return holds_.IsHeld(ref) ? 0 : ref;
+      ref = child;
+    }
+  };
+  const auto any_leaf = [&]() ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) -> NodeRef {
+    for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
+      if (!index_.alive(ref) || chosen.contains(ref)) continue;
+      if (const NodeRef leaf = leaf_under(ref); leaf != 0) return leaf;
+    }
+    return 0;
+  };
+
+  std::uint64_t total_bytes = 0;
+  while (total_bytes < bytes) {
+    NodeRef best = 0;
+    double best_value = std::numeric_limits<double>::infinity();
+    for (int sample = 0; sample < kEvictionSamples && index_.ref_end() > 1; ++sample) {
+      const NodeRef ref = absl::Uniform<NodeRef>(random, 1, index_.ref_end());
+      if (!index_.alive(ref) || chosen.contains(ref)) continue;
+      const NodeRef leaf = leaf_under(ref);
+      if (leaf == 0) continue;
+      if (const double value = RetentionValue(index_.node(leaf), now); value < best_value) {
+        best = leaf;
+        best_value = value;
+      }
+    }
+    if (best == 0) best = any_leaf();
+    if (best == 0) break;
+    chosen.insert(best);
+    victims.push_back(best);
+    // A node without a frame still gives back its place in the index.
+    total_bytes += std::max<std::uint64_t>(LocationOf(index_.node(best).frame).disk_bytes(), 4096);
+  }
+  return victims;
+}
+
+absl::StatusOr<std::uint64_t> Engine::Core::Evict(std::uint64_t bytes) {
+  absl::MutexLock change(&change_mutex_);
+  std::vector<NodeRef> victims;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    victims = ChooseVictims(bytes);
+  }
+  DeletedCount count;
+  KV_RETURN_IF_ERROR(Unlink(victims, RemovalReason::kEvicted, &count));
+  return count.blocks == 0 ? 0 : std::max<std::uint64_t>(count.bytes, 1);
+}
+
+void Engine::Core::CollectSubtree(NodeRef root, std::vector<NodeRef>* children_first) const {
+  const std::size_t begin = children_first->size();
+  children_first->push_back(root);
+  for (std::size_t at = begin; at < children_first->size(); ++at) {
+    for (NodeRef child = index_.node((*children_first)[at]).first_child; child != 0;
+         child = index_.node(child).next_sibling) {
+      children_first->push_back(child);
+    }
+  }
+  std::reverse(children_first->begin() + static_cast<std::ptrdiff_t>(begin), children_first->end());
+}
+
+absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReason reason,
+                                  DeletedCount* count) {
+  for (std::size_t begin = 0; begin < refs.size(); begin += kRemovalsPerBatch) {
+    const auto piece =
+        std::span(refs).subspan(begin, std::min(kRemovalsPerBatch, refs.size() - begin));
+    std::map<TenantId, MetaBatch> batches;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      for (const NodeRef ref : piece) {
+        const IndexNode& node = index_.node(ref);
+        const TenantId tenant = index_.model(node.model).tenant;
+        batches.try_emplace(tenant, tenant)
+            .first->second.Delete(MetaTable::kNodes, NodeRowKey{tenant, node.id}.Encode());
+      }
+    }
+    for (const auto& [tenant, batch] : batches) {
+      absl::Status status = WriteMeta(batch);
+      if (absl::IsResourceExhausted(status) && ballast_there_) {
+        ballast_there_ = false;
+        KV_RETURN_IF_ERROR(PosixFileSystem().Remove(ballast_path()));
+        status = WriteMeta(batch);
+      }
+      KV_RETURN_IF_ERROR(status);
+    }
+
+    std::vector<StoreEvent> events;
+    std::vector<PayloadLocation> frees;
+    {
+      absl::MutexLock lock(&index_mutex_);
+      for (const NodeRef ref : piece) {
+        const IndexNode& node = index_.node(ref);
+        const NodeRef parent = index_.parent(ref);
+        events.push_back({.kind = StoreEventKind::kRemoved,
+                          .tenant = index_.model(node.model).tenant,
+                          .model = index_.model(node.model).model,
+                          .node = node.id,
+                          .parent = parent == 0 ? TrieNodeId{} : index_.node(parent).id,
+                          .depth = node.depth,
+                          .tokens = {}});
+        if (node.has_frame()) frees.push_back(LocationOf(node.frame));
+        holds_.Forget(ref);
+        index_.Erase(ref);
+      }
+    }
+    count->blocks += piece.size();
+    std::uint64_t freed_bytes = 0;
+    for (const PayloadLocation& at : frees) {
+      tier_.Erase(at);
+      freed_bytes += at.disk_bytes();
+    }
+    count->bytes += freed_bytes;
+    switch (reason) {
+      case RemovalReason::kEvicted:
+        counters_.evicted_blocks += piece.size();
+        counters_.evicted_bytes += freed_bytes;
+        break;
+      case RemovalReason::kExpired:
+        counters_.expired_blocks += piece.size();
+        break;
+      case RemovalReason::kDeleted:
+        counters_.deleted_blocks += piece.size();
+        break;
+      case RemovalReason::kCorrupt:
+        break;  // counted where it was found
+    }
+    {
+      absl::MutexLock lock(&sync_mutex_);
+      pending_frees_.insert(pending_frees_.end(), frees.begin(), frees.end());
+      pending_free_bytes_ += freed_bytes;
+    }
+    events_.Append(std::move(events));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selection& selection) {
+  // One path: found before the lock, since comparing tokens may read rows.
+  std::vector<std::pair<NodeRef, TrieNodeId>> path;
+  DeletedCount count;
+  if (!selection.model && !selection.all) {
+    KV_ASSIGN_OR_RETURN(path, SelectPath(tenant, selection));
+    if (selection.path) {
+      const std::uint32_t block_tokens = GetModel(tenant, selection.path->model)->spec.block_tokens;
+      // Only the block that the prefix names, not one further up.
+      if (path.size() != selection.path->tokens.size() / block_tokens) return count;
+    }
+    if (path.empty()) return count;
+  }
+
+  absl::MutexLock change(&change_mutex_);
+  std::vector<NodeRef> refs;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    if (selection.model || selection.all) {
+      for (std::size_t i = 0; i < index_.model_count(); ++i) {
+        const auto slot = static_cast<ModelSlot>(i);
+        if (index_.model(slot).tenant != tenant) continue;
+        if (selection.model && index_.model(slot).model != *selection.model) continue;
+        for (NodeRef child = index_.model(slot).first_child; child != 0;
+             child = index_.node(child).next_sibling) {
+          CollectSubtree(child, &refs);
+        }
+      }
+    } else {
+      const auto& [ref, id] = path.back();
+      if (!index_.alive(ref) || index_.node(ref).id != id) return count;
+      if (selection.node || selection.path) {
+        CollectSubtree(ref, &refs);
+      } else if (index_.node(ref).is_leaf()) {
+        // A session: upwards from its end, as far as no other path goes through.
+        for (NodeRef at = ref; at != 0; at = index_.parent(at)) {
+          refs.push_back(at);
+          const NodeRef parent = index_.parent(at);
+          if (parent != 0 &&
+              (index_.node(parent).first_child != at || index_.node(at).next_sibling != 0)) {
+            break;
+          }
+        }
+      }
+    }
+    if (selection.unused_for.count() > 0) {
+      const std::uint32_t now = NowSeconds();
+      absl::flat_hash_set<NodeRef> kept;
+      std::erase_if(refs, [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+        const IndexNode& node = index_.node(ref);
+        const bool recent = now < node.last_used_seconds + selection.unused_for.count();
+        if (!recent && !kept.contains(ref)) return false;
+        if (const NodeRef parent = index_.parent(ref); parent != 0) kept.insert(parent);
+        return true;
+      });
+    }
+  }
+  KV_RETURN_IF_ERROR(Unlink(refs, RemovalReason::kDeleted, &count));
+  if (!selection.session_id.empty()) {
+    MetaBatch batch(tenant);
+    batch.Delete(MetaTable::kSessions,
+                 SessionRowKey{tenant, std::string(selection.session_id)}.Encode());
+    KV_RETURN_IF_ERROR(WriteMeta(batch));
+  }
+  return count;
+}
+
+void Engine::Core::DropCorruptFrame(const StoredFrame& frame) {
+  absl::MutexLock change(&change_mutex_);
+  NodeRef ref;
+  TenantId tenant;
+  bool is_leaf;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    ref = index_.FindById(frame.node);
+    if (ref == 0 || LocationOf(index_.node(ref).frame) != frame.at) return;
+    tenant = index_.model(index_.node(ref).model).tenant;
+    is_leaf = index_.node(ref).is_leaf();
+  }
+  if (is_leaf) {
+    DeletedCount count;
+    Unlink({ref}, RemovalReason::kCorrupt, &count).IgnoreError();
+    return;
+  }
+  // What hangs on it is good, and useful again once somebody puts this block again.
+  const std::string row_key = NodeRowKey{tenant, frame.node}.Encode();
+  const auto text = meta_->Get(MetaTable::kNodes, row_key);
+  if (text.ok() && text->has_value()) {
+    if (auto row = NodeRow::Decode(**text); row.ok()) {
+      row->rungs.clear();
+      MetaBatch batch(tenant);
+      batch.Put(MetaTable::kNodes, row_key, row->Encode());
+      if (!WriteMeta(batch).ok()) return;
+    }
+  }
+  {
+    absl::MutexLock lock(&index_mutex_);
+    index_.SetFrame(ref, FrameRef{}, Quality::kExact);
+  }
+  tier_.Erase(frame.at);
+  absl::MutexLock lock(&sync_mutex_);
+  pending_frees_.push_back(frame.at);
+  pending_free_bytes_ += frame.at.disk_bytes();
+}
+
+void Engine::Core::ExpireNodes() {
+  absl::MutexLock change(&change_mutex_);
+  std::vector<NodeRef> refs;
+  {
+    absl::MutexLock lock(&index_mutex_);
+    const std::uint32_t now = NowSeconds();
+    absl::flat_hash_set<NodeRef> taken;
+    std::vector<Expiry> later;
+    while (!expiries_.empty() && expiries_.top().first <= now) {
+      const TrieNodeId id = expiries_.top().second;
+      expiries_.pop();
+      const NodeRef root = index_.FindById(id);
+      if (root == 0 || !index_.node(root).expired(now) || taken.contains(root)) continue;
+      std::vector<NodeRef> subtree;
+      CollectSubtree(root, &subtree);
+      const bool held = std::any_of(subtree.begin(), subtree.end(),
+                                    [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+                                      return holds_.IsHeld(ref);
+                                    });
+      if (held) {
+        later.emplace_back(now + 1, id);  // nobody finds it any more; readers may finish
+        continue;
+      }
+      for (const NodeRef ref : subtree) {
+        if (taken.insert(ref).second) refs.push_back(ref);
+      }
+    }
+    for (const Expiry& expiry : later) expiries_.push(expiry);
+  }
+  DeletedCount count;
+  Unlink(refs, RemovalReason::kExpired, &count).IgnoreError();
+}
+
+void Engine::Core::DropEndedPins() {
+  absl::MutexLock change(&change_mutex_);
+  std::map<TenantId, MetaBatch> batches;
+  std::vector<PinId> ended;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    ended = holds_.EndedPins(clock_.UnixSeconds());
+    for (const PinId& id : ended) {
+      const TenantId tenant = holds_.pins().find(id)->second.tenant;
+      batches.try_emplace(tenant, tenant)
+          .first->second.Delete(MetaTable::kPins, PinRowKey{tenant, id}.Encode());
+    }
+  }
+  // A row that stays behind is dropped at the next start: its end has passed.
+  for (const auto& [tenant, batch] : batches) WriteMeta(batch).IgnoreError();
+  absl::MutexLock lock(&index_mutex_);
+  for (const PinId& id : ended) holds_.DropPin(index_, id);
+}
+
+absl::Status Engine::Core::SyncAndFree() {
+  absl::MutexLock syncing(&syncing_mutex_);
+  std::vector<Outcome> waiters;
+  std::vector<PayloadLocation> frees;
+  {
+    absl::MutexLock lock(&sync_mutex_);
+    waiters.swap(durable_waiters_);
+    frees.swap(pending_frees_);
+  }
+  if (waiters.empty() && frees.empty() && !dirty_.exchange(false)) return absl::OkStatus();
+  dirty_ = false;
+  // Payload first: a row that is durable names payload that is.
+  absl::Status status = payload_->Sync();
+  if (status.ok()) status = meta_->Sync();
+  counters_.syncs.fetch_add(1, std::memory_order_relaxed);
+  SetDegraded(Degradation::kNotSynced, !status.ok());
+  if (!status.ok()) {
+    counters_.sync_errors.fetch_add(1, std::memory_order_relaxed);
+    dirty_ = true;
+    absl::MutexLock lock(&sync_mutex_);
+    pending_frees_.insert(pending_frees_.end(), frees.begin(), frees.end());
+  } else {
+    std::uint64_t freed_bytes = 0;
+    for (const PayloadLocation& at : frees) {
+      payload_->Free(at);
+      freed_bytes += at.disk_bytes();
+    }
+    absl::MutexLock lock(&sync_mutex_);
+    pending_free_bytes_ -= freed_bytes;
+  }
+  for (Outcome& waiter : waiters) {
+    if (!status.ok()) waiter.result = status;
+    waiter.on_done(std::move(waiter.result));
+  }
+  return status;
+}
+
+void Engine::Core::RunMaintenance() {
+  {
+    absl::MutexLock lock(&index_mutex_);
+    holds_.DropEndedLeases(index_, clock_.Monotonic());
+  }
+  DropEndedPins();
+  ExpireNodes();
+  {
+    absl::MutexLock change(&change_mutex_);
+    KeepBallast();
+    meta_disk_bytes_ = meta_->DiskBytes() + (ballast_there_ ? kBallastBytes : 0);
+  }
+  SyncAndFree().IgnoreError();  // counted, and shown as degraded
+  const std::uint64_t used = DiskBytes();
+  if (options_.eviction && used > options_.disk_limit_bytes) {
+    if (Evict(used - options_.disk_limit_bytes).ok()) SyncAndFree().IgnoreError();
+  }
+}
+
+void Engine::Core::RunSyncer() {
+  const auto due = [this]() ABSL_SHARED_LOCKS_REQUIRED(sync_mutex_) {
+    return ending_ || !durable_waiters_.empty();
+  };
+  auto next_round = std::chrono::steady_clock::now() + options_.sync_interval;
+  while (true) {
+    {
+      absl::MutexLock lock(&sync_mutex_);
+      const auto wait = next_round - std::chrono::steady_clock::now();
+      sync_mutex_.AwaitWithTimeout(absl::Condition(&due), absl::FromChrono(wait));
+      if (ending_) return;
+    }
+    if (std::chrono::steady_clock::now() < next_round) {
+      SyncAndFree().IgnoreError();  // those who wait are told
+      continue;
+    }
+    RunMaintenance();
+    next_round = std::chrono::steady_clock::now() + options_.sync_interval;
+  }
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,95 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "storage/base/status_macros.h"
+#include "storage/engine/engine_core.h"
+#include "storage/meta/meta_keys.h"
+
+namespace kvtrie {
+
+absl::Status Engine::Core::Verify(bool structure_only, bool repair,
+                                  const std::function<bool(const VerifyProgress&)>& report) {
+  VerifyProgress progress;
+  absl::Time told = absl::Now();
+  const auto tell = [&](bool now_or_never) {
+    if (!now_or_never && absl::Now() - told < absl::Seconds(1)) return true;
+    told = absl::Now();
+    const bool go_on = report(progress);
+    progress.findings.clear();
+    return go_on;
+  };
+
+  // The trie in memory against itself, and against its rows. Changes stand still meanwhile.
+  {
+    absl::MutexLock change(&change_mutex_);
+    absl::ReaderMutexLock lock(&index_mutex_);
+    progress.nodes_total = index_.node_count();
+    if (const absl::Status status = index_.CheckInvariants(); !status.ok()) {
+      progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
+    }
+    std::uint64_t row_count = 0;
+    const absl::Status scanned = meta_->Scan(
+        MetaTable::kNodes, "", "",
+        [&](std::string_view key, std::string_view value) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+          ++row_count;
+          const auto row_key = NodeRowKey::Decode(key);
+          const auto row = NodeRow::Decode(value);
+          if (!row_key || !row.ok()) {
+            progress.findings.push_back({TrieNodeId{}, "a row is damaged"});
+            return true;
+          }
+          const NodeRef ref = index_.FindById(row_key->node);
+          if (ref == 0) {
+            progress.findings.push_back({row_key->node, "a row without a node in the index"});
+            return true;
+          }
+          const IndexNode& node = index_.node(ref);
+          const FrameRef frame = row->rungs.empty() ? FrameRef{}
+                                                    : FrameRef{row->rungs.front().segment,
+                                                               row->rungs.front().offset_pages,
+                                                               row->rungs.front().record_bytes};
+          const NodeRef parent = index_.parent(ref);
+          if (frame != node.frame || row->depth != node.depth ||
+              row->parent != (parent == 0 ? TrieNodeId{} : index_.node(parent).id)) {
+            progress.findings.push_back({row_key->node, "row and index differ"});
+          }
+          return true;
+        });
+    if (!scanned.ok()) progress.findings.push_back({TrieNodeId{}, scanned.ToString()});
+    if (row_count != index_.node_count()) {
+      progress.findings.push_back(
+          {TrieNodeId{}, absl::StrCat(row_count, " rows for ", index_.node_count(), " nodes")});
+    }
+  }
+  if (!tell(true)) return absl::CancelledError("verify: stopped");
+
+  // Every frame, read from the disk.
+  for (NodeRef ref = 1; !structure_only; ++ref) {
+    StoredFrame frame;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      if (ref >= index_.ref_end()) break;
+      if (!index_.alive(ref) || !index_.node(ref).has_frame()) continue;
+      const IndexNode& node = index_.node(ref);
+      frame.node = node.id;
+      frame.at = {node.frame.segment, node.frame.offset_pages, node.frame.record_bytes};
+    }
+    const absl::Status bad = LoadFrame(frame).status();
+    if (!bad.ok() && IsCurrent(frame)) {
+      progress.findings.push_back({frame.node, std::string(bad.message())});
+      if (absl::IsDataLoss(bad)) {
+        counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
+        if (repair) DropCorruptFrame(frame);
+      }
+    }
+    ++progress.nodes_checked;
+    progress.bytes_read += frame.at.record_bytes;
+    if (!tell(false)) return absl::CancelledError("verify: stopped");
+  }
+  progress.done = true;
+  tell(true);
+  return absl::OkStatus();
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,83 @@
+#include "storage/engine/hold_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvtrie {
+
+void HoldTable::Release(const TrieIndex& index, const Hold& hold) {
+  if (!index.alive(hold.ref) || index.node(hold.ref).id != hold.id) return;
+  const auto count = counts_.find(hold.ref);
+  if (count == counts_.end()) return;
+  if (--count->second == 0) counts_.erase(count);
+}
+
+void HoldTable::AddLease(const LeaseId& id, Lease lease) {
+  for (const Hold& hold : lease.holds) Take(hold);
+  lease_ends_.emplace(lease.end, id);
+  leases_.emplace(id, std::move(lease));
+}
+
+bool HoldTable::DropLease(const TrieIndex& index, TenantId tenant, const LeaseId& id) {
+  const auto found = leases_.find(id);
+  if (found == leases_.end() || found->second.tenant != tenant) return false;
+  for (const Hold& hold : found->second.holds) Release(index, hold);
+  auto [first, last] = lease_ends_.equal_range(found->second.end);
+  const auto end = std::find_if(first, last, [&](const auto& entry) { return entry.second == id; });
+  lease_ends_.erase(end);
+  leases_.erase(found);
+  return true;
+}
+
+std::size_t HoldTable::DropEndedLeases(const TrieIndex& index, Clock::Duration now) {
+  std::size_t dropped = 0;
+  while (!lease_ends_.empty() && lease_ends_.begin()->first <= now) {
+    const LeaseId id = lease_ends_.begin()->second;
+    DropLease(index, leases_.find(id)->second.tenant, id);
+    ++dropped;
+  }
+  return dropped;
+}
+
+bool HoldTable::IsLeased(NodeRef ref) const {
+  return std::any_of(leases_.begin(), leases_.end(), [ref](const auto& entry) {
+    const auto& holds = entry.second.holds;
+    return std::any_of(holds.begin(), holds.end(),
+                       [ref](const Hold& hold) { return hold.ref == ref; });
+  });
+}
+
+void HoldTable::AddPin(const PinId& id, const Pin& pin) {
+  Take(pin.hold);
+  pinned_bytes_ += pin.bytes;
+  pins_.emplace(id, pin);
+}
+
+const HoldTable::Pin* HoldTable::FindPin(TenantId tenant, const PinId& id) const {
+  const auto found = pins_.find(id);
+  if (found == pins_.end() || found->second.tenant != tenant) return nullptr;
+  return &found->second;
+}
+
+void HoldTable::DropPin(const TrieIndex& index, const PinId& id) {
+  const auto found = pins_.find(id);
+  if (found == pins_.end()) return;
+  Release(index, found->second.hold);
+  pinned_bytes_ -= found->second.bytes;
+  pins_.erase(found);
+}
+
+std::vector<PinId> HoldTable::EndedPins(std::int64_t now_unix_seconds) const {
+  std::vector<PinId> ended;
+  for (const auto& [id, pin] : pins_) {
+    if (pin.end_unix_seconds <= now_unix_seconds) ended.push_back(id);
+  }
+  return ended;
+}
+
+bool HoldTable::IsPinned(NodeRef ref) const {
+  return std::any_of(pins_.begin(), pins_.end(),
+                     [ref](const auto& entry) { return entry.second.hold.ref == ref; });
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "storage/engine/engine_core.h"
+
+namespace kvtrie {
+
+// One announced put as the engine keeps it; the caller's handle and the blocks on their way share
+// it.
+class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
+ public:
+  enum class State : std::uint8_t {
+    kMissing,
+    kPending,  // its row is being written
+    kStored,
+    kFailed,
+  };
+  struct Block {
+    State state = State::kMissing;
+    TrieNodeId id;
+    std::uint64_t path_hash = 0;
+    Provenance provenance = Provenance::kExact;
+  };
+
+  std::span<const TokenId> tokens_of(std::uint32_t block) const {
+    return std::span(tokens).subspan(std::size_t{block} * block_tokens, block_tokens);
+  }
+  // The row of a block; `rungs` is left empty.
+  NodeRow MakeRow(std::uint32_t block) const;
+  std::string MakeDescriptor(std::uint32_t block) const;
+
+  // Constant after BeginPut.
+  TenantId tenant;
+  ModelSlot slot = 0;
+  ModelId model;
+  std::shared_ptr<const RegisteredModel> registered;
+  std::uint32_t block_tokens = 0;
+  std::vector<TokenId> tokens;
+  std::string salt;
+  std::map<std::uint32_t, std::string> extra_keys;
+  std::string session_id;
+  std::vector<float> block_surprisal_bits;
+  bool durable = false;
+  std::uint32_t expires_seconds = 0;
+  std::uint32_t priority = 0;
+  std::int64_t created_unix_seconds = 0;
+  std::uint32_t ignored_tail_tokens = 0;
+  std::vector<std::uint32_t> missing_blocks;
+  std::vector<bool> begun;  // only the caller's thread
+
+  std::atomic<bool> closed{false};
+
+  // Guarded by the core's change_mutex_.
+  std::vector<Block> blocks;
+  std::map<std::uint32_t, Engine::Core::PublishItem> parked;  // wait for the block before them
+
+  // Guarded by the core's index_mutex_.
+  HoldTable::Hold hold;  // the deepest stored block
+};
+
+}  // namespace kvtrie

@@ -1,0 +1,52 @@
+#include "storage/engine/work_pool.h"
+
+#include <utility>
+
+namespace kvtrie {
+
+WorkPool::WorkPool(unsigned thread_count, std::size_t queue_max) : queue_max_(queue_max) {
+  threads_.reserve(thread_count);
+  for (unsigned i = 0; i < thread_count; ++i) threads_.emplace_back([this] { Run(); });
+}
+
+WorkPool::~WorkPool() {
+  {
+    absl::MutexLock lock(&mutex_);
+    ending_ = true;
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool WorkPool::TryPost(std::function<void()> work) {
+  absl::MutexLock lock(&mutex_);
+  if (queue_.size() >= queue_max_) return false;
+  queue_.push_back(std::move(work));
+  return true;
+}
+
+void WorkPool::Post(std::function<void()> work) {
+  absl::MutexLock lock(&mutex_);
+  queue_.push_back(std::move(work));
+}
+
+std::size_t WorkPool::queue_length() const {
+  absl::MutexLock lock(&mutex_);
+  return queue_.size();
+}
+
+void WorkPool::Run() {
+  const auto ready = [this]()
+                         ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ending_ || !queue_.empty(); };
+  while (true) {
+    std::function<void()> work;
+    {
+      absl::MutexLock lock(&mutex_, absl::Condition(&ready));
+      if (queue_.empty()) return;
+      work = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    work();
+  }
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace kvtrie {
+
+// Threads that may block, behind a bounded queue. Destruction runs what is queued, then ends.
+// Thread-safe.
+class WorkPool {
+ public:
+  WorkPool(unsigned thread_count, std::size_t queue_max);
+  ~WorkPool();
+
+  WorkPool(const WorkPool&) = delete;
+  WorkPool& operator=(const WorkPool&) = delete;
+
+  // False: the queue is full and `work` was not taken.
+  bool TryPost(std::function<void()> work);
+  // For work whose number is bounded elsewhere.
+  void Post(std::function<void()> work);
+
+  std::size_t queue_length() const;
+
+ private:
+  void Run();
+
+  const std::size_t queue_max_;
+  mutable absl::Mutex mutex_;
+  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace kvtrie
