@@ -1,0 +1,100 @@
+#include "client/ctl/verb_help.h"
+
+#include <algorithm>
+#include <string>
+
+namespace kvtrie {
+namespace {
+
+std::string FlagUsage(const FlagSpec& flag) {
+  std::string usage = "--" + std::string(flag.name);
+  switch (flag.kind) {
+    case FlagSpec::Kind::kSwitch:
+      break;
+    case FlagSpec::Kind::kText:
+      usage += " TEXT";
+      break;
+    case FlagSpec::Kind::kNumber:
+      usage += " N";
+      break;
+    case FlagSpec::Kind::kChoice:
+      usage += " " + std::string(flag.choices);
+      break;
+  }
+  return usage;
+}
+
+void PrintColumns(std::ostream& out, std::string_view left, std::string_view right) {
+  constexpr std::size_t kLeftColumns = 28;
+  out << "  " << left;
+  if (left.size() >= kLeftColumns) {
+    out << "\n  " << std::string(kLeftColumns, ' ');
+  } else {
+    out << std::string(kLeftColumns - left.size(), ' ');
+  }
+  out << right << "\n";
+}
+
+ExitCode Run(const VerbContext& context) {
+  if (context.line.positionals().empty()) {
+    PrintHelp(context.out);
+    return ExitCode::kOk;
+  }
+  for (const Verb* verb : AllVerbs()) {
+    if (verb->name == context.positional(0)) {
+      PrintVerbHelp(*verb, context.out);
+      return ExitCode::kOk;
+    }
+  }
+  return context.RefuseUsage("unknown command '" + context.positional(0) + "'");
+}
+
+}  // namespace
+
+void PrintHelp(std::ostream& out) {
+  out << "kvtrie: operates and measures a kvtrie-server.\n\n"
+         "usage: kvtrie [FLAGS] COMMAND [ARGUMENTS]\n\ncommands:\n";
+  for (const Verb* verb : AllVerbs()) {
+    std::string left(verb->name);
+    if (!verb->positionals.empty()) left += " " + std::string(verb->positionals);
+    PrintColumns(out, left, verb->summary);
+  }
+  out << "\nflags of every command:\n";
+  for (const FlagSpec& flag : GlobalFlags()) PrintColumns(out, FlagUsage(flag), flag.help);
+  out << "\nenvironment:\n";
+  PrintColumns(out, "KVTRIE_SERVER", "where --server is not given; else 127.0.0.1:7070");
+  PrintColumns(out, "KVTRIE_ADMIN_SERVER",
+               "where --admin_server is not given; else 127.0.0.1:7071");
+  out << "\nexit codes:\n";
+  PrintColumns(out, "0", "done");
+  PrintColumns(out, "1", "failed, or found something wrong");
+  PrintColumns(out, "2", "the command line is wrong");
+  PrintColumns(out, "3", "what was named does not exist");
+  PrintColumns(out, "4", "the server cannot be reached, or is not ready");
+  out << "\nIds are 32 hexadecimal digits; models are also found by name.\n"
+         "'kvtrie help COMMAND' has the flags of a command.\n";
+}
+
+void PrintVerbHelp(const Verb& verb, std::ostream& out) {
+  out << "usage: kvtrie " << verb.name;
+  if (!verb.positionals.empty()) out << " " << verb.positionals;
+  if (!verb.flags.empty()) out << " [FLAGS]";
+  out << "\n\n" << verb.summary << "\n";
+  if (!verb.details.empty()) out << "\n" << verb.details << "\n";
+  if (verb.flags.empty()) return;
+  out << "\nflags:\n";
+  for (const FlagSpec& flag : verb.flags) PrintColumns(out, FlagUsage(flag), flag.help);
+}
+
+const Verb kHelpVerb{
+    .name = "help",
+    .positionals = "[COMMAND]",
+    .positionals_min = 0,
+    .positionals_max = 1,
+    .summary = "print this, or how a command is used",
+    .details = "",
+    .flags = {},
+    .run = Run,
+};
+
+}  // namespace kvtrie
