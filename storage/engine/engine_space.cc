@@ -90,7 +90,7 @@ std::uint64_t Engine::Core::AllocateAheadBytes() const {
 absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
   const std::uint64_t limit = options_.disk_limit_bytes;
   // Evicting in strides keeps puts from waiting one by one.
-  const std::uint64_t stride = std::max(bytes, std::min<std::uint64_t>(limit / 64, 64u << 20));
+  const std::uint64_t stride = std::max(bytes, std::min<std::uint64_t>(limit / 16, 64u << 20));
   absl::MutexLock room(&room_mutex_);
   while (true) {
     const std::uint64_t used = DiskBytes() + reserved_bytes_;

@@ -26,7 +26,7 @@ void RefTable::Erase(std::uint32_t hash, NodeRef ref) {
 std::size_t RefTable::memory_bytes() const {
   std::size_t bytes = parts_.size() * sizeof(Part);
   for (const Part& part : parts_) {
-    bytes += part.refs.capacity() * sizeof(NodeRef) + part.tags.capacity() * sizeof(std::uint16_t);
+    bytes += part.refs.capacity() * sizeof(NodeRef) + part.tags.capacity() * sizeof(std::uint8_t);
   }
   return bytes;
 }

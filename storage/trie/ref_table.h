@@ -10,7 +10,7 @@ namespace kvtrie {
 using NodeRef = std::uint32_t;
 
 // Hash table from 32-bit hashes to node refs; several refs may have one hash, the caller compares.
-// 6 bytes per slot, at most 7/8 full. Split by the hash's top byte into parts that grow on their
+// 5 bytes per slot, at most 7/8 full. Split by the hash's top byte into parts that grow on their
 // own, so that growth never stops the store for longer than it takes to move 1/256 of the refs. Not
 // thread-safe; concurrent reads are.
 class RefTable {
@@ -23,7 +23,7 @@ class RefTable {
   NodeRef Find(std::uint32_t hash, const Matches& matches) const {
     const Part& part = parts_[hash >> 24];
     if (part.refs.empty()) return 0;
-    const std::uint16_t tag = Tag(hash);
+    const std::uint8_t tag = Tag(hash);
     for (std::size_t at = Home(hash) & part.mask;; at = (at + 1) & part.mask) {
       const NodeRef ref = part.refs[at];
       if (ref == 0) return 0;
@@ -66,14 +66,14 @@ class RefTable {
 
   struct Part {
     std::vector<NodeRef> refs;
-    std::vector<std::uint16_t> tags;
+    std::vector<std::uint8_t> tags;
     std::size_t mask = 0;
     std::size_t used = 0;  // slots that are not empty, tombstones included
     std::size_t live = 0;
   };
 
   static std::size_t Home(std::uint32_t hash) { return hash * 0x9e3779b1u >> 8; }
-  static std::uint16_t Tag(std::uint32_t hash) { return static_cast<std::uint16_t>(hash); }
+  static std::uint8_t Tag(std::uint32_t hash) { return static_cast<std::uint8_t>(hash); }
 
   static void Place(Part& part, std::uint32_t hash, NodeRef ref) {
     std::size_t at = Home(hash) & part.mask;
@@ -86,7 +86,7 @@ class RefTable {
   template <typename HashOf>
   static void Grow(Part& part, const HashOf& hash_of) {
     std::size_t slots = kSlotsMin;
-    while (slots * 7 < (part.live + 1) * 16) slots *= 2;  // at most 7/16 full afterwards
+    while (slots * 7 < part.live * 16) slots *= 2;  // at most 7/16 full afterwards
     Part grown;
     grown.refs.assign(slots, 0);
     grown.tags.assign(slots, 0);
