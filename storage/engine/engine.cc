@@ -135,14 +135,17 @@ std::optional<Engine::Core::Walked> Engine::Core::Walk(ModelSlot slot, TenantId 
                                                        std::uint32_t block_tokens,
                                                        Quality min_quality, bool may_block) {
   const HashedPath hashed(*hasher_, tenant, path, block_tokens);
-  Walked walked{{}, hashed.block_count(), hashed.ignored_tail_tokens()};
+  Walked walked{{}, 0, hashed.block_count(), hashed.ignored_tail_tokens()};
   std::vector<std::uint32_t> unverified;
   {
     absl::ReaderMutexLock lock(&index_mutex_);
     WalkResult found = index_.Walk(slot, *hasher_, hashed, min_quality, NowSeconds());
     if (!found.unverified.empty() && !may_block) return std::nullopt;
     walked.nodes.reserve(found.refs.size());
-    for (const NodeRef ref : found.refs) walked.nodes.emplace_back(ref, index_.node(ref).id);
+    for (const NodeRef ref : found.refs) {
+      walked.nodes.emplace_back(ref, index_.node(ref).id);
+      walked.exact_blocks += index_.node(ref).on_lossy == 0 ? 1 : 0;
+    }
     unverified = std::move(found.unverified);
   }
   if (!unverified.empty()) {

@@ -164,6 +164,7 @@ class Engine::Core {
   // is needed, and `may_block` is false.
   struct Walked {
     std::vector<std::pair<NodeRef, TrieNodeId>> nodes;
+    std::size_t exact_blocks = 0;  // of them, those before the first on lossy KV
     std::uint32_t block_count = 0;
     std::uint32_t ignored_tail_tokens = 0;
   };

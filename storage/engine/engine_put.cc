@@ -166,34 +166,31 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     return absl::FailedPreconditionError(
         "restored_blocks: that prefix is not stored any more; put it again from its first block");
   }
+  Provenance provenance = Provenance::kExact;
   std::uint64_t hash = hasher_->Root(tenant, put.path.model, put.path.salt);
   TrieNodeId parent;
-  Provenance provenance = Provenance::kExact;
+  for (std::uint32_t index = 0; index < block_count; ++index) {
+    TriePutSession::Block& block = session->blocks[index];
+    const bool was_found =
+        index < walked->nodes.size() && (!on_lossy || index < put.restored_blocks);
+    if (was_found ? index >= walked->exact_blocks : on_lossy && index >= put.restored_blocks) {
+      provenance = Provenance::kOnLossy;
+    }
+    block.provenance = provenance;
+    hash = hasher_->Extend(hash, provenance, hashed.extra_key(index), hashed.tokens(index));
+    block.path_hash = hash;
+    block.id = was_found ? walked->nodes[index].second
+                         : namer_->Name(put.path.model, parent, provenance,
+                                        index == 0 ? put.path.salt : std::string_view(),
+                                        hashed.extra_key(index), hashed.tokens(index));
+    parent = block.id;
+  }
   std::vector<TrieNodeId> stored(block_count);
   absl::MutexLock lock(&index_mutex_);
   const std::uint32_t now = NowSeconds();
   for (std::uint32_t index = 0; index < block_count; ++index) {
     TriePutSession::Block& block = session->blocks[index];
-    NodeRef ref = 0;
-    if (index < walked->nodes.size() && (!on_lossy || index < put.restored_blocks)) {
-      const auto& [walked_ref, id] = walked->nodes[index];
-      if (index_.alive(walked_ref) && index_.node(walked_ref).id == id) {
-        ref = walked_ref;
-        block.id = id;
-        if (index_.node(ref).on_lossy != 0) provenance = Provenance::kOnLossy;
-      }
-    }
-    if (on_lossy && index >= put.restored_blocks) provenance = Provenance::kOnLossy;
-    block.provenance = provenance;
-    hash = hasher_->Extend(hash, provenance, hashed.extra_key(index), hashed.tokens(index));
-    block.path_hash = hash;
-    if (ref == 0) {
-      block.id = namer_->Name(put.path.model, parent, provenance,
-                              index == 0 ? put.path.salt : std::string_view(),
-                              hashed.extra_key(index), hashed.tokens(index));
-      ref = index_.FindById(block.id);
-    }
-    parent = block.id;
+    const NodeRef ref = index_.FindById(block.id);
     if (ref != 0 && index_.node(ref).has_frame() && !index_.node(ref).expired(now)) {
       block.state = TriePutSession::State::kStored;
       stored[index] = block.id;
