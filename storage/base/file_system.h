@@ -67,6 +67,8 @@ class FileSystem {
   virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
   // Makes creations, renames and removals in the folder durable.
   virtual absl::Status SyncFolder(const std::string& folder) = 0;
+  // Makes all durable that was done so far to the file system that holds the folder, by anybody.
+  virtual absl::Status SyncAll(const std::string& folder) = 0;
 };
 
 // The machine's; lives for ever.

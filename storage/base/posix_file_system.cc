@@ -237,15 +237,19 @@ class RealFileSystem final : public FileSystem {
     return Retry("rename", from, [&] { return ::rename(from.c_str(), to.c_str()); });
   }
 
-  absl::Status SyncFolder(const std::string& folder) override {
+  absl::Status SyncFolder(const std::string& folder) override { return SyncWith(::fsync, folder); }
+
+  absl::Status SyncAll(const std::string& folder) override { return SyncWith(::syncfs, folder); }
+
+ private:
+  static absl::Status SyncWith(int (*sync)(int), const std::string& folder) {
     const int descriptor = OpenRetrying(folder, O_RDONLY | O_DIRECTORY);
     if (descriptor < 0) return FromErrno(errno, "open", folder);
-    const absl::Status status = Retry("sync", folder, [&] { return ::fsync(descriptor); });
+    const absl::Status status = Retry("sync", folder, [&] { return sync(descriptor); });
     ::close(descriptor);
     return status;
   }
 
- private:
   static std::string ParentOf(std::string_view folder) {
     while (folder.size() > 1 && folder.ends_with('/')) folder.remove_suffix(1);
     const std::size_t slash = folder.rfind('/');

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -55,6 +56,11 @@ class PayloadRecord {
   // Aligned to 64 bytes.
   std::span<std::byte> payload();
   std::span<const std::byte> descriptor() const;
+  // Spares Append a pass over the payload when the caller has its CRC-32C from copying it here. A
+  // wrong one makes the record unreadable (DataLoss).
+  void SetPayloadCrc32c(std::uint32_t crc) { payload_crc32c_ = crc; }
+  std::optional<std::uint32_t> payload_crc32c() const { return payload_crc32c_; }
+
   std::size_t record_bytes() const { return payload_offset_ + payload_bytes_; }
   std::size_t payload_offset() const { return payload_offset_; }
 
@@ -69,6 +75,7 @@ class PayloadRecord {
   std::size_t descriptor_bytes_;
   std::size_t payload_offset_;
   std::size_t payload_bytes_;
+  std::optional<std::uint32_t> payload_crc32c_;
 };
 
 struct PayloadUsage {
@@ -83,8 +90,8 @@ struct PayloadRecoveryStats {
   std::vector<std::string> notes;  // damaged segment headers and the like
 };
 
-// The payload of a record as it was read, with the descriptor that stands before it in the same memory: so
-// the reader can see that the record is the one that it meant.
+// The payload of a record as it was read, with the descriptor that stands before it in the same
+// memory: so the reader can see that the record is the one that it meant.
 struct StoredPayload : SharedBytes {
   std::span<const std::byte> descriptor;
 };
@@ -99,8 +106,8 @@ class PayloadStore {
  public:
   virtual ~PayloadStore() = default;
 
-  // Errors: NotFound when the location lies outside of what exists, DataLoss when it overlaps one that
-  // was marked before. Then it is not live.
+  // Errors: NotFound when the location lies outside of what exists, DataLoss when it overlaps one
+  // that was marked before. Then it is not live.
   virtual absl::Status MarkLive(const PayloadLocation& at) = 0;
   virtual absl::StatusOr<PayloadRecoveryStats> FinishRecovery() = 0;
 

@@ -101,7 +101,7 @@ class SegmentStore final : public PayloadStore {
   absl::StatusOr<PayloadRecoveryStats> FinishRecovery() override;
   absl::Status Scan(const RecordVisitor& visit) override;
   absl::StatusOr<PayloadLocation> Append(PayloadRecord& record) override;
-  absl::StatusOr<SharedBytes> Read(const PayloadLocation& at) override;
+  absl::StatusOr<StoredPayload> Read(const PayloadLocation& at) override;
   void Free(const PayloadLocation& at) override;
   absl::Status Sync() override;
   PayloadUsage Usage() const override;
@@ -122,6 +122,7 @@ class SegmentStore final : public PayloadStore {
     std::shared_ptr<File> file;
     std::uint64_t tail = 0;
     std::uint64_t allocated_end = 0;
+    std::uint64_t ahead_bytes = 0;  // less while the disk is nearly full
   };
 
   std::string PathOf(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
@@ -135,10 +136,9 @@ class SegmentStore final : public PayloadStore {
 
   // Appending.
   absl::StatusOr<Reservation> Reserve(std::uint64_t bytes);
-  absl::StatusOr<Reservation> ReserveIn(OpenSegment& open, std::uint64_t bytes,
-                                        std::uint64_t ahead_end);
+  absl::StatusOr<Reservation> ReserveIn(OpenSegment& open, std::uint64_t bytes);
   absl::StatusOr<OpenSegment> CreateSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(append_mutex_);
-  absl::Status AllocateUpTo(OpenSegment& open, std::uint64_t needed_end, std::uint64_t ahead_end);
+  absl::Status AllocateUpTo(OpenSegment& open, std::uint64_t needed_end);
   void Seal(const OpenSegment& open);
   void Commit(const Reservation& reservation, const PayloadLocation& at);
   void GiveUp(const Reservation& reservation, std::uint64_t bytes);
@@ -152,9 +152,9 @@ class SegmentStore final : public PayloadStore {
   void AddAllocated(Segment& segment, std::uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SubtractAllocated(Segment& segment, std::uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Asks the system how much segments take in which holes were punched: the list of a file's pieces
-  // takes space too.
-  void RecountPunched();
+  // Asks the system how much segments take in which holes were punched (the list of a file's pieces
+  // takes space too) or writes failed.
+  void RecountSpace();
   // Notes a segment for removal when nothing will ever be read from it again.
   void NoteIfDead(const Segment& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RemoveDead();
@@ -187,7 +187,7 @@ class SegmentStore final : public PayloadStore {
   std::map<std::uint32_t, SegmentPtr> segments_ ABSL_GUARDED_BY(mutex_);
   std::list<Segment*> open_files_ ABSL_GUARDED_BY(mutex_);  // last used first
   std::vector<SegmentPtr> dirty_ ABSL_GUARDED_BY(mutex_);
-  std::set<std::uint32_t> punched_ ABSL_GUARDED_BY(mutex_);  // since the last recount
+  std::set<std::uint32_t> to_recount_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t disk_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t live_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   // Sealed segments without live records. One is removed only while a newer one's folder entry is
@@ -226,8 +226,9 @@ absl::Status SegmentStore::Load() {
   for (const std::uint32_t number : numbers) KV_RETURN_IF_ERROR(LoadSegment(number));
   KV_RETURN_IF_ERROR(LoadStoreId(store_file_exists));
 
-  // What was listed may be known to the memory of the system only.
-  KV_RETURN_IF_ERROR(file_system_.SyncFolder(folder_));
+  // What an earlier process wrote without a sync is ours to make durable, and nothing tells where
+  // it is.
+  KV_RETURN_IF_ERROR(file_system_.SyncAll(folder_));
   absl::MutexLock append_lock(&append_mutex_);
   absl::MutexLock lock(&mutex_);
   disk_bytes_ += store_file_bytes_;
@@ -452,7 +453,8 @@ absl::StatusOr<PayloadLocation> SegmentStore::Append(PayloadRecord& record) {
   header.store_id = store_id_;
   header.descriptor_bytes = static_cast<std::uint32_t>(record.descriptor().size());
   header.payload_bytes = static_cast<std::uint32_t>(record.payload().size());
-  header.payload_crc32c = Crc32c(record.payload());
+  const auto known_crc = record.payload_crc32c();
+  header.payload_crc32c = known_crc ? *known_crc : Crc32c(record.payload());
 
   KV_ASSIGN_OR_RETURN(const Reservation reservation, Reserve(memory.size()));
   header.segment = reservation.segment->number;
@@ -475,15 +477,13 @@ absl::StatusOr<SegmentStore::Reservation> SegmentStore::Reserve(std::uint64_t by
     if (kPageBytes + bytes > segment_bytes_) {
       // A segment of its own; the open one goes on.
       KV_ASSIGN_OR_RETURN(full, CreateSegment());
-      reservation = ReserveIn(full, bytes, kPageBytes + bytes);
+      reservation = ReserveIn(full, bytes);
     } else {
       if (open_.segment == nullptr || open_.tail + bytes > segment_bytes_) {
         KV_ASSIGN_OR_RETURN(OpenSegment fresh, CreateSegment());
         full = std::exchange(open_, std::move(fresh));
       }
-      reservation =
-          ReserveIn(open_, bytes,
-                    std::min(segment_bytes_, open_.tail + std::max(bytes, allocate_ahead_bytes_)));
+      reservation = ReserveIn(open_, bytes);
     }
   }
   if (full.segment != nullptr) Seal(full);
@@ -491,10 +491,9 @@ absl::StatusOr<SegmentStore::Reservation> SegmentStore::Reserve(std::uint64_t by
 }
 
 absl::StatusOr<SegmentStore::Reservation> SegmentStore::ReserveIn(OpenSegment& open,
-                                                                  std::uint64_t bytes,
-                                                                  std::uint64_t ahead_end) {
+                                                                  std::uint64_t bytes) {
   if (open.tail + bytes > open.allocated_end) {
-    KV_RETURN_IF_ERROR(AllocateUpTo(open, open.tail + bytes, ahead_end));
+    KV_RETURN_IF_ERROR(AllocateUpTo(open, open.tail + bytes));
   }
   const Reservation reservation{open.segment, open.file, open.tail,
                                 open.tail + bytes <= open.allocated_end};
@@ -525,29 +524,29 @@ absl::StatusOr<SegmentStore::OpenSegment> SegmentStore::CreateSegment() {
   AddAllocated(*segment, kPageBytes);
   segments_.emplace(segment->number, segment);
   closed = Install(*segment, file);
-  return OpenSegment{std::move(segment), std::move(file), kPageBytes, kPageBytes};
+  return OpenSegment{std::move(segment), std::move(file), kPageBytes, kPageBytes,
+                     allocate_ahead_bytes_};
 }
 
-absl::Status SegmentStore::AllocateUpTo(OpenSegment& open, std::uint64_t needed_end,
-                                        std::uint64_t ahead_end) {
+absl::Status SegmentStore::AllocateUpTo(OpenSegment& open, std::uint64_t needed_end) {
   const std::uint64_t from = std::max(open.allocated_end, open.tail);
-  std::uint64_t end = std::max(needed_end, ahead_end);
-  absl::Status status = open.file->Allocate(from, end - from);
-  if (absl::IsUnimplemented(status)) return absl::OkStatus();
-  if (!status.ok() && end > needed_end) {
-    // Near the end of the disk, or of what the user may take.
-    static_cast<void>(open.file->Truncate(from));
-    end = needed_end;
+  absl::Status status;
+  while (true) {
+    const std::uint64_t end =
+        std::max(needed_end, std::min(segment_bytes_, open.tail + open.ahead_bytes));
     status = open.file->Allocate(from, end - from);
-  }
-  if (!status.ok()) {
+    if (absl::IsUnimplemented(status)) return absl::OkStatus();
+    if (status.ok()) {
+      open.allocated_end = end;
+      absl::MutexLock lock(&mutex_);
+      AddAllocated(*open.segment, end - from);
+      return absl::OkStatus();
+    }
+    // What was allocated in spite of the error goes back.
     static_cast<void>(open.file->Truncate(from));
-    return status;
+    if (!absl::IsResourceExhausted(status) || end == needed_end) return status;
+    open.ahead_bytes = open.ahead_bytes / 2 / kPageBytes * kPageBytes;
   }
-  open.allocated_end = end;
-  absl::MutexLock lock(&mutex_);
-  AddAllocated(*open.segment, end - from);
-  return absl::OkStatus();
 }
 
 // Ends a segment: what was allocated behind its last record goes back.
@@ -585,6 +584,7 @@ void SegmentStore::GiveUp(const Reservation& reservation, std::uint64_t bytes) {
     absl::MutexLock lock(&mutex_);
     --segment.writes_in_flight;
     if (punched && reservation.allocated) SubtractAllocated(segment, bytes);
+    to_recount_.insert(segment.number);
     NoteIfDead(segment);
   }
   RemoveDead();
@@ -592,7 +592,7 @@ void SegmentStore::GiveUp(const Reservation& reservation, std::uint64_t bytes) {
 
 // ---- Reading, freeing, syncing
 
-absl::StatusOr<SharedBytes> SegmentStore::Read(const PayloadLocation& at) {
+absl::StatusOr<StoredPayload> SegmentStore::Read(const PayloadLocation& at) {
   SegmentPtr segment;
   {
     absl::MutexLock lock(&mutex_);
@@ -617,7 +617,8 @@ absl::StatusOr<SharedBytes> SegmentStore::Read(const PayloadLocation& at) {
   }
   const auto payload = record.subspan(header->payload_offset());
   if (Crc32c(payload) != header->payload_crc32c) return broken("payload fails its checksum");
-  return SharedBytes{std::move(buffer), payload};
+  const auto descriptor = record.subspan(PayloadRecord::kHeaderBytes, header->descriptor_bytes);
+  return StoredPayload{{std::move(buffer), payload}, descriptor};
 }
 
 void SegmentStore::Free(const PayloadLocation& at) {
@@ -646,7 +647,7 @@ void SegmentStore::Free(const PayloadLocation& at) {
   --segment->punches_in_flight;
   if (punched) {
     SubtractAllocated(*segment, at.disk_bytes());
-    punched_.insert(segment->number);
+    to_recount_.insert(segment->number);
   }
 }
 
@@ -688,7 +689,7 @@ absl::Status SegmentStore::Sync() {
     }
   }
   RemoveDead();
-  RecountPunched();
+  RecountSpace();
   if (result.ok() && !lost_.empty()) {
     return absl::UnavailableError(absl::StrCat(SegmentName(*lost_.begin()),
                                                " failed a sync; its records may not be durable"));
@@ -696,38 +697,39 @@ absl::Status SegmentStore::Sync() {
   return result;
 }
 
-void SegmentStore::RecountPunched() {
-  std::vector<SegmentPtr> punched;
+void SegmentStore::RecountSpace() {
+  std::vector<SegmentPtr> segments;
   {
     absl::MutexLock lock(&mutex_);
-    for (const std::uint32_t number : std::exchange(punched_, {})) {
+    for (const std::uint32_t number : std::exchange(to_recount_, {})) {
       if (const auto found = segments_.find(number); found != segments_.end()) {
-        punched.push_back(found->second);
+        segments.push_back(found->second);
       }
     }
   }
-  for (const SegmentPtr& segment : punched) {
-    const auto quiet = [&segment] {
-      return segment->sealed && segment->punches_in_flight == 0 && segment->writes_in_flight == 0;
+  for (const SegmentPtr& segment : segments) {
+    const auto file = FileOf(segment);
+    // Nothing is allocated meanwhile.
+    absl::MutexLock append_lock(&append_mutex_);
+    const bool open = open_.segment == segment;
+    const auto quiet = [&] {
+      return (open || segment->sealed) && segment->punches_in_flight == 0 &&
+             segment->writes_in_flight == 0;
     };
-    std::uint64_t known_bytes = 0;
+    std::optional<std::uint64_t> known_bytes;
     {
       absl::MutexLock lock(&mutex_);
-      known_bytes = segment->allocated_bytes;
-      if (segment->removed || !quiet()) {
-        if (!segment->removed) punched_.insert(segment->number);
-        continue;
-      }
+      if (quiet()) known_bytes = segment->allocated_bytes;
     }
-    const auto file = FileOf(segment);
     const auto allocated_bytes = file.ok() ? (*file)->AllocatedBytes() : file.status();
     absl::MutexLock lock(&mutex_);
+    if (segment->removed) continue;
     // What changed meanwhile may or may not be in the system's answer: then the next time will do.
     if (allocated_bytes.ok() && quiet() && segment->allocated_bytes == known_bytes) {
-      SubtractAllocated(*segment, known_bytes);
+      SubtractAllocated(*segment, *known_bytes);
       AddAllocated(*segment, *allocated_bytes);
     } else {
-      punched_.insert(segment->number);
+      to_recount_.insert(segment->number);
     }
   }
 }

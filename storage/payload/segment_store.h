@@ -14,8 +14,10 @@ class FileSystem;
 struct SegmentStoreOptions {
   // A segment is a file of at most so many bytes; 64 to 256 MiB. A record is never split.
   std::size_t segment_bytes = std::size_t{64} << 20;
-  // How far ahead of the last record the open segment is allocated. Counts as disk usage.
-  std::size_t allocate_ahead_bytes = std::size_t{8} << 20;
+  // How far ahead of the last record the open segment is allocated; counts as disk usage. Smaller
+  // steps waste less of a small disk, but cut a segment into pieces, which costs ext4 a tenth of
+  // the speed.
+  std::size_t allocate_ahead_bytes = std::size_t{64} << 20;
 };
 
 // PayloadStore over append-only segment files in `folder`, written and read with O_DIRECT where the

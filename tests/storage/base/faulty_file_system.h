@@ -203,6 +203,17 @@ class FaultyFileSystem final : public FileSystem {
     return absl::OkStatus();
   }
 
+  absl::Status SyncAll(const std::string& path) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      for (auto& [name, inode] : folders_.at(path).current) {
+        inode->durable = inode->current;
+        inode->unsynced.clear();
+      }
+    }
+    return SyncFolder(path);
+  }
+
  private:
   using Page = std::array<std::byte, kPageBytes>;
 

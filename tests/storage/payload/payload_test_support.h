@@ -24,8 +24,12 @@ inline PayloadRecord MakeRecord(const std::string& payload,
 // Bytes that no other seed gives.
 inline std::string RandomText(std::uint64_t seed, std::size_t bytes) {
   std::mt19937_64 random(seed);
-  std::string text(bytes, '\0');
-  for (char& c : text) c = static_cast<char>(random());
+  std::string text;
+  while (text.size() < bytes) {
+    const std::uint64_t word = random();
+    text.append(reinterpret_cast<const char*>(&word), sizeof word);
+  }
+  text.resize(bytes);
   return text;
 }
 

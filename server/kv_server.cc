@@ -1,0 +1,333 @@
+#include "server/kv_server.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/metrics.h"
+#include "storage/base/status_macros.h"
+
+namespace kvtrie {
+namespace {
+
+constexpr std::chrono::milliseconds kTickPeriod{1000};
+// The thread that ticks does short work only: when it has not ticked for so long, the process is
+// broken.
+constexpr std::chrono::seconds kTickMax{30};
+
+// Clients ping as often as this to keep connections through idle times open; gRPC's default would
+// cut off those that ping more often than every five minutes.
+constexpr int kMinPingIntervalMs = 10'000;
+constexpr int kKeepaliveTimeMs = 60'000;
+constexpr int kKeepaliveTimeoutMs = 20'000;
+
+// What one stream may have under way in each direction. Probing for bandwidth is off: it would let
+// windows, and with them the memory per connection, grow without our say.
+constexpr int kStreamWindowBytes = 4 << 20;
+constexpr int kFrameBytesMax = 1 << 20;
+
+void SetChannelLimits(const ServerConfig& config, grpc::ServerBuilder* builder) {
+  builder->SetMaxReceiveMessageSize(static_cast<int>(config.message_bytes_max));
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                              static_cast<int>(config.streams_per_connection_max));
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              kMinPingIntervalMs);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytesMax);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  // Two servers on one port would share its clients without a word.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  if (config.connection_age_max.count() > 0) {
+    builder->AddChannelArgument(
+        GRPC_ARG_MAX_CONNECTION_AGE_MS,
+        static_cast<int>(std::min<std::int64_t>(config.connection_age_max.count(), INT32_MAX)));
+  }
+}
+
+}  // namespace
+
+KvServer::KvServer(const ServerConfig& config, Clock& clock)
+    : config_(config),
+      clock_(clock),
+      started_(std::chrono::steady_clock::now()),
+      streams_(config.streams_max, config.stream_stall_limit, clock),
+      stream_budget_(config.stream_memory_bytes),
+      resident_budget_(config.stream_memory_bytes),
+      timer_(std::make_unique<TimerThread>()) {}
+
+absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(const ServerConfig& config,
+                                                          Clock& clock) {
+  std::unique_ptr<KvServer> server(new KvServer(config, clock));
+  KV_RETURN_IF_ERROR(server->StartHttp());
+  KV_RETURN_IF_ERROR(server->OpenStore());
+  KV_RETURN_IF_ERROR(server->StartServices());
+  server->LogStart();
+  return server;
+}
+
+KvServer::~KvServer() {
+  Stop(std::chrono::milliseconds(0));
+  http_.reset();
+  open_engine_ = nullptr;
+  // Callbacks of the store reach for what stands above it: it goes first, and the timer's work
+  // before it.
+  timer_->Stop();
+  engine_.reset();
+}
+
+absl::Status KvServer::StartHttp() {
+  HttpHandlers handlers{.metrics = [this] { return CollectMetrics(); },
+                        .live = [this] { return Live(); },
+                        .ready = [this] { return Ready(); }};
+  KV_ASSIGN_OR_RETURN(http_, HttpEndpoint::Start(config_.http_listen, std::move(handlers)));
+  addresses_.metrics = config_.http_listen.WithPort(http_->port());
+  last_tick_ns_ = clock_.Monotonic().count();
+  timer_->Every(kTickPeriod, [this] { Tick(); });
+  const auto stall_tick = std::clamp(config_.stream_stall_limit / 8, std::chrono::milliseconds(5),
+                                     std::chrono::milliseconds(1000));
+  timer_->Every(stall_tick, [this] {
+    const std::uint64_t before = streams_.stalled_total();
+    streams_.EndStalled();
+    if (const std::uint64_t ended = streams_.stalled_total() - before; ended > 0) {
+      stall_log_.Warn("ended {} stream(s) whose client made no progress", ended);
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status KvServer::OpenStore() {
+  KV_ASSIGN_OR_RETURN(
+      engine_, Engine::OpenEmbedded(config_.engine, clock_,
+                                    [this](std::uint64_t done, std::string_view what) {
+                                      std::string progress =
+                                          absl::StrCat("starting: ", std::string(what), ", ", done);
+                                      spdlog::info("{}", progress);
+                                      absl::MutexLock lock(&mutex_);
+                                      start_progress_ = std::move(progress);
+                                    }));
+  open_engine_ = engine_.get();
+  const RecoveryReport& recovery = engine_->recovery();
+  spdlog::info(
+      "store open in {:.2f} s: {} blocks, {} dropped, {} unreferenced bytes freed, {} batches lost",
+      recovery.seconds, recovery.nodes_loaded, recovery.nodes_dropped, recovery.unreferenced_bytes,
+      recovery.lost_batches);
+  for (const std::string& note : recovery.notes) spdlog::warn("recovery: {}", note);
+  for (const std::string& file : recovery.foreign_files) {
+    spdlog::warn("recovery: {} in the data folder is not ours; left alone", file);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvServer::StartServices() {
+  geometries_ = std::make_unique<GeometryCache>(*engine_);
+  context_.reset(new ServiceContext{.engine = *engine_,
+                                    .timer = *timer_,
+                                    .streams = streams_,
+                                    .metrics = rpc_metrics_,
+                                    .geometries = *geometries_,
+                                    .stream_budget = stream_budget_,
+                                    .resident_budget = resident_budget_,
+                                    .limits = config_.request_limits,
+                                    .read_ahead_bytes = config_.read_ahead_bytes});
+  watchdog_ = std::make_unique<Watchdog>(
+      [this](std::function<void()> work) { return engine_->RunBlocking(std::move(work)); },
+      config_.stuck_limit, clock_);
+  if (!config_.local_socket.empty()) {
+    KV_ASSIGN_OR_RETURN(lane_, LocalLaneServer::Listen(
+                                   *context_, {.socket_path = config_.local_socket,
+                                               .connections_max = config_.lane_connections_max,
+                                               .region_bytes_max = config_.lane_region_bytes_max,
+                                               .stall_limit = config_.stream_stall_limit}));
+    addresses_.local_socket = config_.local_socket;
+  }
+  cache_service_ = std::make_unique<CacheService>(*context_, lane_.get());
+  admin_service_ = std::make_unique<AdminService>(
+      *context_, config_,
+      AdminHooks{.state = [this] { return State(); },
+                 .drain = [this](std::chrono::milliseconds deadline) { return Drain(deadline); }});
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  KV_RETURN_IF_ERROR(BuildDataServer());
+  KV_RETURN_IF_ERROR(BuildAdminServer());
+  serving_ = true;
+  SetServing(true);
+  return absl::OkStatus();
+}
+
+absl::Status KvServer::BuildDataServer() {
+  grpc::ServerBuilder builder;
+  grpc::ResourceQuota quota("kvtrie");
+  quota.Resize(config_.grpc_memory_bytes);
+  builder.SetResourceQuota(quota);
+  SetChannelLimits(config_, &builder);
+  int port = 0;
+  builder.AddListeningPort(config_.listen.WithPort(config_.listen.port),
+                           grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(cache_service_.get());
+  data_server_ = builder.BuildAndStart();
+  if (data_server_ == nullptr || (port == 0 && !config_.listen.is_unix())) {
+    return absl::UnavailableError(
+        absl::StrCat("--listen: cannot listen on ", config_.listen.WithPort(config_.listen.port)));
+  }
+  addresses_.listen = config_.listen.WithPort(port);
+  return absl::OkStatus();
+}
+
+absl::Status KvServer::BuildAdminServer() {
+  grpc::ServerBuilder builder;
+  SetChannelLimits(config_, &builder);
+  int port = 0;
+  builder.AddListeningPort(config_.admin_listen.WithPort(config_.admin_listen.port),
+                           grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(admin_service_.get());
+  admin_server_ = builder.BuildAndStart();
+  if (admin_server_ == nullptr || (port == 0 && !config_.admin_listen.is_unix())) {
+    return absl::UnavailableError(
+        absl::StrCat("--admin_listen: cannot listen on ",
+                     config_.admin_listen.WithPort(config_.admin_listen.port)));
+  }
+  addresses_.admin = config_.admin_listen.WithPort(port);
+  return absl::OkStatus();
+}
+
+void KvServer::LogStart() {
+  const auto describe = [](const ListenAddress& configured, const std::string& bound) {
+    const auto parsed = ParseListenAddress(bound);
+    const auto families =
+        parsed.ok() ? ReachableFamilies(configured, parsed->port) : std::vector<std::string>();
+    return absl::StrCat(bound, " (", absl::StrJoin(families, " and "), ")");
+  };
+  spdlog::info("kvtrie {} serves: cache {}, admin {}, metrics {}, local socket {}", KVTRIE_VERSION,
+               describe(config_.listen, addresses_.listen),
+               describe(config_.admin_listen, addresses_.admin),
+               describe(config_.http_listen, addresses_.metrics),
+               addresses_.local_socket.empty() ? "off" : addresses_.local_socket);
+}
+
+void KvServer::SetServing(bool serving) {
+  for (grpc::Server* server : {data_server_.get(), admin_server_.get()}) {
+    if (server == nullptr) continue;
+    auto* health = server->GetHealthCheckService();
+    // The admin service goes on answering while the server drains.
+    health->SetServingStatus(serving);
+    health->SetServingStatus(v1::Cache::service_full_name(), serving);
+    health->SetServingStatus(v1::Admin::service_full_name(), true);
+  }
+}
+
+// Once a second: is the store well, and who has to know?
+void KvServer::Tick() {
+  last_tick_ns_ = clock_.Monotonic().count();
+  if (!serving_ || draining_) return;
+  watchdog_->Tick();
+  const std::string complaint = watchdog_->Complaint();
+  std::vector<std::string> degraded = engine_->Stats().degraded;
+
+  absl::MutexLock lock(&mutex_);
+  if (const bool healthy = complaint.empty(); healthy != last_healthy_) {
+    last_healthy_ = healthy;
+    SetServing(healthy);
+    if (healthy) {
+      spdlog::info("work that waits for the disk moves again: healthy");
+    } else {
+      spdlog::error("{}: not healthy", complaint);
+    }
+  }
+  if (degraded != last_degraded_) {
+    if (degraded.empty()) {
+      spdlog::info("the store serves in full again");
+    } else {
+      spdlog::warn("the store does not serve in full: {}", absl::StrJoin(degraded, ", "));
+    }
+    last_degraded_ = std::move(degraded);
+  }
+}
+
+ProbeAnswer KvServer::Live() const {
+  const auto since = clock_.Monotonic() - Clock::Duration(last_tick_ns_.load());
+  if (since < kTickMax) return {true, "ok"};
+  return {false,
+          absl::StrCat("the server has not ticked for ",
+                       std::chrono::duration_cast<std::chrono::seconds>(since).count(), " s")};
+}
+
+ProbeAnswer KvServer::Ready() const {
+  if (draining_) return {false, "draining"};
+  if (!serving_) {
+    absl::MutexLock lock(&mutex_);
+    return {false, start_progress_};
+  }
+  if (const std::string complaint = watchdog_->Complaint(); !complaint.empty()) {
+    return {false, complaint};
+  }
+  const std::vector<std::string> degraded = engine_->Stats().degraded;
+  return {true, degraded.empty() ? "ok" : absl::StrCat("ok, but: ", absl::StrJoin(degraded, ", "))};
+}
+
+std::pair<std::string, std::vector<std::string>> KvServer::State() const {
+  std::vector<std::string> reasons = engine_->Stats().degraded;
+  if (const std::string complaint = watchdog_->Complaint(); !complaint.empty()) {
+    reasons.insert(reasons.begin(), complaint);
+  }
+  if (draining_) return {"draining", std::move(reasons)};
+  if (!serving_) return {"starting", std::move(reasons)};
+  return {reasons.empty() ? "serving" : "read-only", std::move(reasons)};
+}
+
+std::vector<prometheus::MetricFamily> KvServer::CollectMetrics() const {
+  std::vector<prometheus::MetricFamily> families = rpc_metrics_.Collect();
+  const auto add = [&families](std::vector<prometheus::MetricFamily> more) {
+    families.insert(families.end(), std::make_move_iterator(more.begin()),
+                    std::make_move_iterator(more.end()));
+  };
+  add(ToMetrics(ServerGauges{
+      .open_streams = streams_.stream_count(),
+      .stalled_streams_total = streams_.stalled_total(),
+      .stream_memory_bytes = stream_budget_.used_bytes() + resident_budget_.used_bytes(),
+      .lane_connections = serving_ && lane_ != nullptr ? lane_->connection_count() : 0,
+      .ready = Ready().ok,
+      .uptime_seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count()}));
+  if (const Engine* engine = open_engine_) add(ToMetrics(engine->Stats()));
+  return families;
+}
+
+bool KvServer::Drain(std::chrono::milliseconds deadline) {
+  if (!draining_.exchange(true)) {
+    spdlog::info("draining: no new puts and streams");
+    SetServing(false);
+    streams_.Drain();
+  }
+  return engine_->Drain(deadline);
+}
+
+void KvServer::Stop(std::chrono::milliseconds grace) {
+  if (stopped_.exchange(true)) return;
+  const auto begin = std::chrono::system_clock::now();
+  if (engine_ != nullptr && serving_) {
+    const bool clean = Drain(grace / 2);
+    if (!clean) spdlog::warn("puts were still running after {} ms", (grace / 2).count());
+  }
+  // Streams that are not done by now wait for clients that may never come back.
+  streams_.AbortAll(absl::UnavailableError("the server stops; use another one"));
+  if (data_server_ != nullptr) data_server_->Shutdown(begin + grace * 3 / 4);
+  if (admin_server_ != nullptr) admin_server_->Shutdown(begin + grace * 3 / 4);
+  serving_ = false;
+  lane_.reset();
+  spdlog::info("stopped after {} ms", std::chrono::duration_cast<std::chrono::milliseconds>(
+                                          std::chrono::system_clock::now() - begin)
+                                          .count());
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,131 @@
+#include "server/metrics.h"
+
+#include <string>
+
+#include "prometheus/metric_type.h"
+
+namespace kvtrie {
+namespace {
+
+struct StatMetric {
+  const char* name;
+  const char* help;
+  std::uint64_t EngineStats::*value;
+};
+
+constexpr StatMetric kCounters[] = {
+    {"kvtrie_lookup_requests_total", "Lookup queries.", &EngineStats::lookups_total},
+    {"kvtrie_lookup_blocks_total", "Blocks that lookups asked for.",
+     &EngineStats::lookup_blocks_total},
+    {"kvtrie_lookup_hit_blocks_total", "Blocks that lookups found.",
+     &EngineStats::lookup_hit_blocks_total},
+    {"kvtrie_read_memory_frames_total", "Frames read from memory.",
+     &EngineStats::memory_reads_total},
+    {"kvtrie_read_disk_frames_total", "Frames read from the disk.", &EngineStats::disk_reads_total},
+    {"kvtrie_read_disk_bytes_total", "Bytes read from the disk.",
+     &EngineStats::disk_read_bytes_total},
+    {"kvtrie_read_missed_frames_total", "Frames that a client named and that are not stored.",
+     &EngineStats::missed_reads_total},
+    {"kvtrie_read_corrupt_frames_total", "Frames that failed their check; dropped, never served.",
+     &EngineStats::corrupt_frames_total},
+    {"kvtrie_read_errors_total", "Reads that the device failed.", &EngineStats::read_errors_total},
+    {"kvtrie_put_blocks_total", "Blocks put: stored, duplicate and failed.",
+     &EngineStats::put_blocks_total},
+    {"kvtrie_put_stored_blocks_total", "Blocks stored.", &EngineStats::stored_blocks_total},
+    {"kvtrie_put_duplicate_blocks_total", "Blocks put that were stored already.",
+     &EngineStats::duplicate_blocks_total},
+    {"kvtrie_put_failed_blocks_total", "Blocks that could not be stored.",
+     &EngineStats::failed_blocks_total},
+    {"kvtrie_put_stored_bytes_total", "Bytes of frames stored.", &EngineStats::stored_bytes_total},
+    {"kvtrie_put_raw_bytes_total", "What the stored frames are raw.",
+     &EngineStats::raw_bytes_total},
+    {"kvtrie_evicted_blocks_total", "Blocks dropped for space.",
+     &EngineStats::evicted_blocks_total},
+    {"kvtrie_evicted_bytes_total", "Bytes dropped for space.", &EngineStats::evicted_bytes_total},
+    {"kvtrie_expired_blocks_total", "Blocks whose time to live ended.",
+     &EngineStats::expired_blocks_total},
+    {"kvtrie_deleted_blocks_total", "Blocks deleted by request.",
+     &EngineStats::deleted_blocks_total},
+    {"kvtrie_put_refused_full_total", "Blocks refused because the store was full.",
+     &EngineStats::refused_full_total},
+    {"kvtrie_token_cache_misses_total", "Lookups that had to read tokens from the disk.",
+     &EngineStats::token_cache_misses_total},
+    {"kvtrie_syncs_total", "Syncs of the store.", &EngineStats::syncs_total},
+    {"kvtrie_sync_errors_total", "Syncs that failed.", &EngineStats::sync_errors_total},
+};
+
+constexpr StatMetric kGauges[] = {
+    {"kvtrie_models", "Registered models.", &EngineStats::model_count},
+    {"kvtrie_blocks", "Stored blocks.", &EngineStats::node_count},
+    {"kvtrie_live_bytes", "Frames of stored blocks.", &EngineStats::live_bytes},
+    {"kvtrie_live_raw_bytes", "What the stored frames are raw.", &EngineStats::raw_live_bytes},
+    {"kvtrie_disk_bytes", "What du shows of the data folder.", &EngineStats::disk_bytes},
+    {"kvtrie_disk_limit_bytes", "Bound on it.", &EngineStats::disk_limit_bytes},
+    {"kvtrie_segments", "Segment files.", &EngineStats::segment_count},
+    {"kvtrie_memory_tier_bytes", "Frames in memory.", &EngineStats::memory_tier_bytes},
+    {"kvtrie_memory_tier_limit_bytes", "Bound on it.", &EngineStats::memory_tier_limit_bytes},
+    {"kvtrie_index_bytes", "Index of blocks.", &EngineStats::index_bytes},
+    {"kvtrie_token_cache_bytes", "Tokens in memory.", &EngineStats::token_cache_bytes},
+    {"kvtrie_put_memory_bytes", "Blocks that puts have begun.", &EngineStats::put_memory_bytes},
+    {"kvtrie_open_puts", "Puts that are open.", &EngineStats::open_puts},
+    {"kvtrie_leases", "Leases.", &EngineStats::lease_count},
+    {"kvtrie_pins", "Pins.", &EngineStats::pin_count},
+    {"kvtrie_pinned_bytes", "Bytes that pins hold.", &EngineStats::pinned_bytes},
+    {"kvtrie_pending_free_bytes", "Unlinked, not given back yet.",
+     &EngineStats::pending_free_bytes},
+    {"kvtrie_io_queue_length", "Requests that wait for the disk.", &EngineStats::io_queue_length},
+};
+
+prometheus::MetricFamily Family(const char* name, const char* help, prometheus::MetricType type,
+                                double value) {
+  prometheus::MetricFamily family{name, help, type, {}};
+  prometheus::ClientMetric metric;
+  metric.counter.value = value;
+  metric.gauge.value = value;
+  family.metric.push_back(std::move(metric));
+  return family;
+}
+
+}  // namespace
+
+std::vector<prometheus::MetricFamily> ToMetrics(const EngineStats& stats) {
+  std::vector<prometheus::MetricFamily> families;
+  for (const StatMetric& metric : kCounters) {
+    families.push_back(Family(metric.name, metric.help, prometheus::MetricType::Counter,
+                              static_cast<double>(stats.*metric.value)));
+  }
+  for (const StatMetric& metric : kGauges) {
+    families.push_back(Family(metric.name, metric.help, prometheus::MetricType::Gauge,
+                              static_cast<double>(stats.*metric.value)));
+  }
+  families.push_back(Family("kvtrie_degraded",
+                            "1 when the store does not serve in full (see GetStatus or /readyz).",
+                            prometheus::MetricType::Gauge, stats.degraded.empty() ? 0 : 1));
+  return families;
+}
+
+std::vector<prometheus::MetricFamily> ToMetrics(const ServerGauges& gauges) {
+  using prometheus::MetricType;
+  return {
+      Family("kvtrie_open_streams", "Fetch, Put and Watch calls that are open.", MetricType::Gauge,
+             static_cast<double>(gauges.open_streams)),
+      Family("kvtrie_stalled_streams_total", "Streams ended because their client stalled.",
+             MetricType::Counter, static_cast<double>(gauges.stalled_streams_total)),
+      Family("kvtrie_stream_memory_bytes", "Frames and announcements that streams hold.",
+             MetricType::Gauge, static_cast<double>(gauges.stream_memory_bytes)),
+      Family("kvtrie_lane_connections", "Connections of the shared-memory lane.", MetricType::Gauge,
+             static_cast<double>(gauges.lane_connections)),
+      Family("kvtrie_ready", "1 when the server serves.", MetricType::Gauge, gauges.ready ? 1 : 0),
+      Family("kvtrie_uptime_seconds", "Since the start of the process.", MetricType::Gauge,
+             gauges.uptime_seconds),
+  };
+}
+
+std::vector<std::pair<std::string, std::uint64_t>> CountersByName(const EngineStats& stats) {
+  std::vector<std::pair<std::string, std::uint64_t>> counters;
+  for (const StatMetric& metric : kCounters)
+    counters.emplace_back(metric.name, stats.*metric.value);
+  return counters;
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,299 @@
+#include "server/request_checks.h"
+
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/status_translation.h"
+#include "storage/base/status_macros.h"
+#include "storage/kv/ids.h"
+
+namespace kvtrie {
+namespace {
+
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+absl::Status CheckId(absl::string_view field, std::string_view id) {
+  if (id.size() == ModelId::kBytes) return absl::OkStatus();
+  return Invalid(field, ": ", id.size(), " bytes; an id has exactly ", ModelId::kBytes);
+}
+
+absl::Status CheckOptionalId(absl::string_view field, std::string_view id) {
+  return id.empty() ? absl::OkStatus() : CheckId(field, id);
+}
+
+absl::Status CheckTokens(std::string_view tokens) {
+  if (tokens.size() % sizeof(TokenId) != 0) {
+    return Invalid("tokens: ", tokens.size(), " bytes are not whole u32le token ids");
+  }
+  if (tokens.size() / sizeof(TokenId) > kPathTokensMax) {
+    return Invalid("tokens: ", tokens.size() / sizeof(TokenId), " are over the limit of ",
+                   kPathTokensMax, "; send a shorter prefix");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSalt(std::string_view salt) {
+  if (salt.size() <= kSaltBytesMax) return absl::OkStatus();
+  return Invalid("salt: ", salt.size(), " bytes are over the limit of ", kSaltBytesMax);
+}
+
+absl::Status CheckSession(std::string_view session_id) {
+  if (session_id.size() <= kSessionIdBytesMax) return absl::OkStatus();
+  return Invalid("session_id: ", session_id.size(), " bytes are over the limit of ",
+                 kSessionIdBytesMax);
+}
+
+absl::Status CheckExtraKeys(const google::protobuf::RepeatedPtrField<v1::BlockExtraKey>& keys) {
+  if (static_cast<std::size_t>(keys.size()) > kExtraKeysMax) {
+    return Invalid("extra_keys: ", keys.size(), " are over the limit of ", kExtraKeysMax);
+  }
+  for (int i = 0; i < keys.size(); ++i) {
+    if (keys[i].key().empty() || keys[i].key().size() > kExtraKeyBytesMax) {
+      return Invalid("extra_keys[", i, "].key: ", keys[i].key().size(), " bytes; 1 to ",
+                     kExtraKeyBytesMax, " are allowed");
+    }
+    if (i > 0 && keys[i].block_index() <= keys[i - 1].block_index()) {
+      return Invalid("extra_keys[", i, "].block_index: ", keys[i].block_index(),
+                     " does not follow ", keys[i - 1].block_index(),
+                     "; send one key per block, ascending");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckQuality(absl::string_view field, v1::Quality quality) {
+  if (v1::Quality_IsValid(quality)) return absl::OkStatus();
+  return Invalid(field, ": ", static_cast<int>(quality), " is not a Quality of this server");
+}
+
+absl::Status CheckEncoding(v1::Encoding encoding) {
+  if (v1::Encoding_IsValid(encoding)) return absl::OkStatus();
+  return Invalid("encoding: ", static_cast<int>(encoding), " is not an Encoding of this server");
+}
+
+absl::Status CheckTokenTotal(std::size_t token_count, const RequestLimits& limits) {
+  if (token_count <= limits.tokens_max) return absl::OkStatus();
+  return Invalid("tokens: ", token_count, " in one request are over this server's limit of ",
+                 limits.tokens_max);
+}
+
+// All but the model id, which some calls name elsewhere.
+absl::Status CheckPrefixBody(const v1::Prefix& prefix, const RequestLimits& limits) {
+  KV_RETURN_IF_ERROR(CheckTokens(prefix.tokens()));
+  KV_RETURN_IF_ERROR(CheckTokenTotal(prefix.tokens().size() / sizeof(TokenId), limits));
+  KV_RETURN_IF_ERROR(CheckSalt(prefix.salt()));
+  return CheckExtraKeys(prefix.extra_keys());
+}
+
+absl::Status CheckPrefix(const v1::Prefix& prefix, const RequestLimits& limits) {
+  KV_RETURN_IF_ERROR(Within("prefix.", CheckId("model_id", prefix.model_id())));
+  return Within("prefix.", CheckPrefixBody(prefix, limits));
+}
+
+absl::Status CheckPriority(std::uint32_t priority) {
+  if (priority <= kPriorityMax) return absl::OkStatus();
+  return Invalid("priority: ", priority, " is over the limit of ", kPriorityMax);
+}
+
+absl::Status CheckProbabilities(const v1::TokenProbabilities& probabilities,
+                                std::size_t token_count) {
+  const auto check_bytes = [](absl::string_view field, std::size_t bytes, std::size_t expected) {
+    if (bytes == expected) return absl::OkStatus();
+    return Invalid("probabilities.", field, ": ", bytes, " bytes; the announced tokens need ",
+                   expected);
+  };
+  constexpr std::size_t kHalfBytes = 2;
+  if (!probabilities.log_probs().empty()) {
+    KV_RETURN_IF_ERROR(
+        check_bytes("log_probs", probabilities.log_probs().size(), token_count * kHalfBytes));
+  }
+  if (probabilities.top_k() > kTopKMax) {
+    return Invalid("probabilities.top_k: ", probabilities.top_k(), " is over the limit of ",
+                   kTopKMax);
+  }
+  const std::size_t entries = token_count * probabilities.top_k();
+  KV_RETURN_IF_ERROR(check_bytes("top_token_ids", probabilities.top_token_ids().size(),
+                                 entries * sizeof(TokenId)));
+  return check_bytes("top_log_probs", probabilities.top_log_probs().size(), entries * kHalfBytes);
+}
+
+}  // namespace
+
+absl::Status CheckRegisterModel(const v1::RegisterModelRequest& request) {
+  if (!request.has_spec()) return Invalid("spec: missing");
+  return CheckOptionalId("expected_model_id", request.expected_model_id());
+}
+
+absl::Status CheckLookup(const v1::LookupRequest& request, const RequestLimits& limits) {
+  if (static_cast<std::size_t>(request.queries_size()) > limits.queries_max) {
+    return Invalid("queries: ", request.queries_size(), " are over the limit of ",
+                   limits.queries_max, "; split the request");
+  }
+  std::size_t token_count = 0;
+  for (const v1::LookupQuery& query : request.queries()) {
+    token_count += query.tokens().size() / sizeof(TokenId);
+  }
+  return CheckTokenTotal(token_count, limits);
+}
+
+absl::Status CheckLookupQuery(const v1::LookupQuery& query) {
+  const auto model_count = static_cast<std::size_t>(query.model_ids_size());
+  if (model_count == 0) return Invalid("model_ids: missing; name at least one model");
+  if (model_count > kModelsPerQueryMax) {
+    return Invalid("model_ids: ", model_count, " are over the limit of ", kModelsPerQueryMax);
+  }
+  for (int i = 0; i < query.model_ids_size(); ++i) {
+    KV_RETURN_IF_ERROR(CheckId("model_ids", query.model_ids(i)));
+  }
+  KV_RETURN_IF_ERROR(CheckTokens(query.tokens()));
+  KV_RETURN_IF_ERROR(CheckSalt(query.salt()));
+  KV_RETURN_IF_ERROR(CheckExtraKeys(query.extra_keys()));
+  KV_RETURN_IF_ERROR(CheckQuality("min_quality", query.min_quality()));
+  return CheckSession(query.session_id());
+}
+
+absl::Status CheckFetch(const v1::FetchRequest& request, const RequestLimits& limits) {
+  const bool by_node = !request.node_ids().empty();
+  if (by_node && request.has_prefix()) {
+    return Invalid("prefix: excludes node_ids; name the blocks in one way");
+  }
+  if (request.has_prefix()) {
+    const std::string& model =
+        request.model_id().empty() ? request.prefix().model_id() : request.model_id();
+    KV_RETURN_IF_ERROR(CheckId("model_id", model));
+    if (!request.prefix().model_id().empty() && request.prefix().model_id() != model) {
+      return Invalid("prefix.model_id: differs from model_id; leave one of them empty");
+    }
+    KV_RETURN_IF_ERROR(Within("prefix.", CheckPrefixBody(request.prefix(), limits)));
+    if (request.block_count() > kFetchBlocksMax) {
+      return Invalid("block_count: ", request.block_count(), " is over the limit of ",
+                     kFetchBlocksMax);
+    }
+  } else {
+    KV_RETURN_IF_ERROR(CheckId("model_id", request.model_id()));
+    if (request.first_block() != 0 || request.block_count() != 0) {
+      return Invalid(request.first_block() != 0 ? "first_block" : "block_count",
+                     ": has a meaning with prefix only");
+    }
+  }
+  if (request.node_ids().size() % TrieNodeId::kBytes != 0) {
+    return Invalid("node_ids: ", request.node_ids().size(), " bytes are not whole ids of ",
+                   TrieNodeId::kBytes);
+  }
+  if (request.node_ids().size() / TrieNodeId::kBytes > kFetchBlocksMax) {
+    return Invalid("node_ids: ", request.node_ids().size() / TrieNodeId::kBytes,
+                   " are over the limit of ", kFetchBlocksMax, "; split the request");
+  }
+  if (!v1::FetchOrder_IsValid(request.order())) {
+    return Invalid("order: ", static_cast<int>(request.order()),
+                   " is not a FetchOrder of this server");
+  }
+  KV_RETURN_IF_ERROR(CheckEncoding(request.encoding()));
+  if (request.encoding() == v1::ENCODING_FRAME) {
+    if (request.order() == v1::FETCH_ORDER_LAYER_MAJOR) {
+      return Invalid("order: LAYER_MAJOR needs ENCODING_RAW");
+    }
+    if (request.first_layer() != 0 || request.layer_count() != 0) {
+      return Invalid(request.first_layer() != 0 ? "first_layer" : "layer_count",
+                     ": needs ENCODING_RAW");
+    }
+  }
+  KV_RETURN_IF_ERROR(CheckQuality("min_quality", request.min_quality()));
+  return CheckOptionalId("release_lease_id", request.release_lease_id());
+}
+
+absl::Status CheckAnnounce(const v1::PutAnnounce& announce, const RequestLimits& limits) {
+  if (!announce.has_prefix()) return Invalid("prefix: missing");
+  KV_RETURN_IF_ERROR(CheckPrefix(announce.prefix(), limits));
+  KV_RETURN_IF_ERROR(CheckSession(announce.session_id()));
+  KV_RETURN_IF_ERROR(CheckProbabilities(announce.probabilities(),
+                                        announce.prefix().tokens().size() / sizeof(TokenId)));
+  KV_RETURN_IF_ERROR(CheckQuality("restored_quality", announce.restored_quality()));
+  KV_RETURN_IF_ERROR(CheckEncoding(announce.encoding()));
+  return CheckPriority(announce.priority());
+}
+
+absl::Status CheckChunks(const v1::PutRequest& request, std::size_t payload_bytes) {
+  std::size_t total_bytes = 0;
+  for (int i = 0; i < request.chunks_size(); ++i) {
+    const v1::Chunk& chunk = request.chunks(i);
+    if (chunk.bytes() == 0 || chunk.bytes() > kChunkBytesMax) {
+      return Invalid("chunks[", i, "].bytes: ", chunk.bytes(), "; 1 to ", kChunkBytesMax,
+                     " are allowed");
+    }
+    total_bytes += chunk.bytes();
+  }
+  if (total_bytes == payload_bytes) return absl::OkStatus();
+  return Invalid("data: ", payload_bytes, " bytes; the chunks of the message say ", total_bytes);
+}
+
+absl::Status CheckSelection(const v1::Selection& selection, SelectionScope scope,
+                            const RequestLimits& limits) {
+  const int named = (selection.node_id().empty() ? 0 : 1) + (selection.has_prefix() ? 1 : 0) +
+                    (selection.session_id().empty() ? 0 : 1) +
+                    (selection.model_id().empty() ? 0 : 1) + (selection.all() ? 1 : 0);
+  if (named != 1) {
+    return Invalid("selection: ", named,
+                   " of node_id, prefix, session_id, model_id and all are set; set exactly one");
+  }
+  if (scope == SelectionScope::kPath && selection.node_id().empty() && !selection.has_prefix()) {
+    return Invalid("selection: this call takes node_id or prefix");
+  }
+  KV_RETURN_IF_ERROR(Within("selection.", CheckOptionalId("node_id", selection.node_id())));
+  KV_RETURN_IF_ERROR(Within("selection.", CheckOptionalId("model_id", selection.model_id())));
+  KV_RETURN_IF_ERROR(Within("selection.", CheckSession(selection.session_id())));
+  if (selection.has_prefix()) {
+    KV_RETURN_IF_ERROR(Within("selection.", CheckPrefix(selection.prefix(), limits)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPin(const v1::PinRequest& request, const RequestLimits& limits) {
+  if (request.seconds() == 0) return Invalid("seconds: 0; a pin lasts at least one second");
+  if (request.pin_id().empty()) {
+    return CheckSelection(request.selection(), SelectionScope::kPath, limits);
+  }
+  if (request.has_selection()) {
+    return Invalid("pin_id: excludes selection; a pin keeps the path that it has");
+  }
+  return CheckId("pin_id", request.pin_id());
+}
+
+absl::Status CheckUnpin(const v1::UnpinRequest& request) {
+  return CheckId("pin_id", request.pin_id());
+}
+
+absl::Status CheckSetRetention(const v1::SetRetentionRequest& request,
+                               const RequestLimits& limits) {
+  KV_RETURN_IF_ERROR(CheckSelection(request.selection(), SelectionScope::kPathOrWide, limits));
+  return CheckPriority(request.priority());
+}
+
+absl::Status CheckWatch(const v1::WatchRequest& request) {
+  return CheckOptionalId("model_id", request.model_id());
+}
+
+absl::Status CheckListNodes(const v1::ListNodesRequest& request) {
+  KV_RETURN_IF_ERROR(CheckId("model_id", request.model_id()));
+  KV_RETURN_IF_ERROR(CheckOptionalId("parent_id", request.parent_id()));
+  KV_RETURN_IF_ERROR(CheckOptionalId("page_token", request.page_token()));
+  if (request.page_size() > kPageSizeMax) {
+    return Invalid("page_size: ", request.page_size(), " is over the limit of ", kPageSizeMax);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDescribeNode(const v1::DescribeNodeRequest& request,
+                               const RequestLimits& limits) {
+  if (request.node_id().empty() == !request.has_prefix()) {
+    return Invalid("node_id: set exactly one of node_id and prefix");
+  }
+  return request.has_prefix() ? CheckPrefix(request.prefix(), limits)
+                              : CheckId("node_id", request.node_id());
+}
+
+}  // namespace kvtrie

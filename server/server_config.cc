@@ -1,0 +1,457 @@
+#include "server/server_config.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/marshalling.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+#include "server/flag_reader.h"
+#include "server/status_translation.h"
+#include "storage/base/status_macros.h"
+
+namespace kvtrie {
+
+// "512MiB", "10GiB" or plain bytes. Powers of 1000 are refused: too many programs take GB for GiB.
+struct ByteSize {
+  std::uint64_t bytes = 0;
+};
+
+bool AbslParseFlag(absl::string_view text, ByteSize* size, std::string* error) {
+  constexpr std::pair<absl::string_view, unsigned> kUnits[] = {
+      {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+  absl::string_view digits = text;
+  unsigned shift = 0;
+  for (const auto& [unit, unit_shift] : kUnits) {
+    if (absl::ConsumeSuffix(&digits, unit)) {
+      shift = unit_shift;
+      break;
+    }
+  }
+  std::uint64_t count = 0;
+  const bool only_digits = !digits.empty() && std::all_of(digits.begin(), digits.end(), [](char c) {
+    return c >= '0' && c <= '9';
+  });
+  if (!only_digits || !absl::SimpleAtoi(digits, &count) || count > (UINT64_MAX >> shift)) {
+    *error = "a size is a whole number of bytes, or one with KiB, MiB, GiB or TiB";
+    return false;
+  }
+  size->bytes = count << shift;
+  return true;
+}
+
+std::string AbslUnparseFlag(ByteSize size) {
+  constexpr std::pair<absl::string_view, unsigned> kUnits[] = {
+      {"TiB", 40}, {"GiB", 30}, {"MiB", 20}, {"KiB", 10}};
+  for (const auto& [unit, shift] : kUnits) {
+    const std::uint64_t one = std::uint64_t{1} << shift;
+    if (size.bytes != 0 && size.bytes % one == 0) return absl::StrCat(size.bytes >> shift, unit);
+  }
+  return absl::StrCat(size.bytes);
+}
+
+}  // namespace kvtrie
+
+using kvtrie::ByteSize;
+
+namespace {
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+}  // namespace
+
+// What the server does.
+ABSL_FLAG(std::string, data_dir, "",
+          "Folder of this store; created if it does not exist. Required.");
+ABSL_FLAG(std::string, listen, "127.0.0.1:50051",
+          "Where the Cache service listens: host:port, [IPv6]:port or unix:path. Port 0: any.");
+ABSL_FLAG(std::string, admin_listen, "127.0.0.1:50052", "Where the Admin service listens.");
+ABSL_FLAG(std::string, http_listen, "127.0.0.1:9464",
+          "Where /metrics, /livez and /readyz are served over HTTP.");
+ABSL_FLAG(std::string, local_socket, "auto",
+          "Unix socket of the shared-memory lane for clients on this host; auto is "
+          "DATA_DIR/local.sock, empty turns the lane off.");
+ABSL_FLAG(bool, allow_remote, false,
+          "Allow addresses that other machines reach although nothing is encrypted and nobody has "
+          "to prove who they are. Only for networks where that is true of everybody.");
+ABSL_FLAG(
+    std::string, ready_file, "",
+    "File that is written when the server serves: JSON with the bound addresses and the pid.");
+ABSL_FLAG(bool, check_config, false, "Check the settings, print them, and end.");
+ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error.");
+ABSL_FLAG(std::string, log_format, "text", "text, or json (one object per line).");
+
+// The store.
+ABSL_FLAG(ByteSize, disk_limit_bytes, ByteSize{16 * kGiB},
+          "Bound on what du shows of the data folder. Eviction keeps below it.");
+ABSL_FLAG(bool, eviction, true,
+          "Drop what is least worth when the store is full. Without it a full store refuses puts.");
+ABSL_FLAG(ByteSize, segment_bytes, ByteSize{64 * kMiB},
+          "Size of a segment file. Larger: fewer files; space comes back in larger steps.");
+ABSL_FLAG(ByteSize, memory_tier_bytes, ByteSize{1 * kGiB},
+          "Frames kept in memory. Larger: more reads without the disk. Keep the sum of all memory "
+          "settings below 80 % of the container's limit.");
+ABSL_FLAG(
+    ByteSize, token_cache_bytes, ByteSize{512 * kMiB},
+    "Tokens of stored blocks kept in memory (4 bytes each). Lookups beyond it read the disk.");
+ABSL_FLAG(ByteSize, put_memory_bytes, ByteSize{256 * kMiB},
+          "Blocks that puts have begun and not finished. When it is used up, writers wait.");
+ABSL_FLAG(
+    ByteSize, index_bytes_max, ByteSize{2 * kGiB},
+    "Index of blocks in memory, about 100 bytes each. When it is full, the least valuable go.");
+ABSL_FLAG(std::uint32_t, io_threads, 4, "Threads that read and write the disk.");
+ABSL_FLAG(std::uint32_t, io_queue_max, 4096,
+          "Requests that may wait for those threads; more are refused with UNAVAILABLE.");
+ABSL_FLAG(absl::Duration, sync_interval, absl::Seconds(1),
+          "How often acknowledged writes are synced: what a loss of power may cost.");
+ABSL_FLAG(absl::Duration, lease_max, absl::Seconds(60), "Longest lease that a Lookup gets.");
+ABSL_FLAG(absl::Duration, pin_max, absl::Hours(24 * 30), "Longest pin.");
+ABSL_FLAG(std::uint32_t, pinned_percent_max, 50,
+          "Share of the disk limit that pins may hold, in percent.");
+ABSL_FLAG(std::uint32_t, event_log_max, 65'536, "Events kept for watchers that fall behind.");
+
+// Limits.
+ABSL_FLAG(absl::Duration, stream_stall_limit, absl::Seconds(30),
+          "A stream whose client neither reads nor sends what it owes for so long is ended.");
+ABSL_FLAG(absl::Duration, drain_grace, absl::Seconds(20),
+          "Time between SIGTERM and the end in which calls may finish. Keep it below the grace "
+          "period of whatever stops the server.");
+ABSL_FLAG(absl::Duration, connection_age_max, absl::ZeroDuration(),
+          "Connections are asked to reconnect after this, so that clients spread over new servers. "
+          "0: never.");
+ABSL_FLAG(absl::Duration, stuck_limit, absl::Seconds(30),
+          "Health fails when work that waits for the disk has not moved for so long.");
+ABSL_FLAG(std::uint32_t, streams_per_connection_max, 256, "Calls of one connection at a time.");
+ABSL_FLAG(std::uint32_t, streams_max, 1024, "Fetch, Put and Watch calls of all clients at a time.");
+ABSL_FLAG(ByteSize, stream_memory_bytes, ByteSize{256 * kMiB},
+          "Frames and announcements that streams hold at a time.");
+ABSL_FLAG(ByteSize, read_ahead_bytes, ByteSize{4 * kMiB},
+          "Bytes that a Fetch reads ahead of its client.");
+ABSL_FLAG(ByteSize, grpc_memory_bytes, ByteSize{512 * kMiB},
+          "Ceiling on what gRPC buffers. A last resort: calls fail when it is reached.");
+ABSL_FLAG(ByteSize, message_bytes_max, ByteSize{8 * kMiB}, "Largest message that is received.");
+ABSL_FLAG(std::uint32_t, queries_per_request_max, 1024, "Queries in one Lookup.");
+ABSL_FLAG(std::uint32_t, tokens_per_request_max, 1'048'576, "Tokens in one request.");
+ABSL_FLAG(std::uint32_t, lane_connections_max, 64,
+          "Connections of the shared-memory lane, each with a thread. 0 turns the lane off.");
+ABSL_FLAG(ByteSize, lane_region_bytes_max, ByteSize{4 * kGiB},
+          "Largest region that a client of the shared-memory lane may share.");
+
+namespace kvtrie {
+namespace {
+
+constexpr absl::string_view kAutoSocket = "auto";
+
+// Ours, sorted by name; libraries bring flags of their own.
+std::vector<absl::CommandLineFlag*> OwnFlags() {
+  std::vector<absl::CommandLineFlag*> flags;
+  for (const auto& [_, flag] : absl::GetAllFlags()) {
+    if (absl::EndsWith(flag->Filename(), "server_config.cc")) flags.push_back(flag);
+  }
+  std::sort(flags.begin(), flags.end(),
+            [](const auto* a, const auto* b) { return a->Name() < b->Name(); });
+  return flags;
+}
+
+std::vector<std::string> FlagNames() {
+  std::vector<std::string> names = {"flagfile"};
+  for (const absl::CommandLineFlag* flag : OwnFlags()) names.emplace_back(flag->Name());
+  return names;
+}
+
+absl::CommandLineFlag* FindOwnFlag(absl::string_view name) {
+  absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+  return flag != nullptr && absl::EndsWith(flag->Filename(), "server_config.cc") ? flag : nullptr;
+}
+
+bool TakesValue(absl::string_view name) {
+  if (name == "flagfile") return true;
+  const absl::CommandLineFlag* flag = FindOwnFlag(name);
+  return flag != nullptr && !flag->IsOfType<bool>();
+}
+
+// Where each setting that is not at its default was made.
+using Sources = std::map<std::string, FlagSetting>;
+
+absl::Status Apply(const FlagSetting& setting, Sources* sources) {
+  const auto fail = [&setting](const auto&... parts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(setting.where, ": --", setting.name, ": ", parts...));
+  };
+  std::string value = setting.value.value_or("true");
+  absl::CommandLineFlag* flag = FindOwnFlag(setting.name);
+  absl::string_view positive = setting.name;
+  if (flag == nullptr && !setting.value.has_value() && absl::ConsumePrefix(&positive, "no")) {
+    flag = FindOwnFlag(positive);
+    if (flag != nullptr && !flag->IsOfType<bool>()) flag = nullptr;
+    value = "false";
+  }
+  if (flag == nullptr) {
+    const std::string nearest = NearestName(setting.name, FlagNames());
+    return fail("there is no such setting",
+                nearest.empty() ? "" : absl::StrCat("; did you mean --", nearest, "?"));
+  }
+  if (!setting.value.has_value() && !flag->IsOfType<bool>()) {
+    return fail("needs a value: --", setting.name, "=...");
+  }
+  std::string error;
+  if (!flag->ParseFrom(value, &error)) return fail("\"", value, "\" is not valid; ", error);
+  (*sources)[std::string(flag->Name())] = setting;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadText(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) return absl::InvalidArgumentError(absl::StrCat("--flagfile: cannot read ", path));
+  return text.str();
+}
+
+absl::Status ApplyAll(std::span<const char* const> arguments, Sources* sources) {
+  KV_ASSIGN_OR_RETURN(const std::vector<FlagSetting> given, ParseArguments(arguments, TakesValue));
+  // The command line goes last, since it beats the file.
+  for (const FlagSetting& setting : given) {
+    if (setting.name != "flagfile") continue;
+    if (!setting.value.has_value() || setting.value->empty()) {
+      return absl::InvalidArgumentError("--flagfile: needs a file name");
+    }
+    KV_ASSIGN_OR_RETURN(const std::string text, ReadText(*setting.value));
+    KV_ASSIGN_OR_RETURN(const auto lines, ParseFlagFile(*setting.value, text));
+    for (const FlagSetting& line : lines) KV_RETURN_IF_ERROR(Apply(line, sources));
+  }
+  for (const FlagSetting& setting : given) {
+    if (setting.name != "flagfile") KV_RETURN_IF_ERROR(Apply(setting, sources));
+  }
+  return absl::OkStatus();
+}
+
+// Turns the values of flags into a ServerConfig; the first fault stays.
+class ConfigBuilder {
+ public:
+  explicit ConfigBuilder(const Sources& sources) : sources_(sources) {}
+
+  absl::StatusOr<ServerConfig> Build() {
+    ServerConfig config;
+    FillServer(&config);
+    FillEngine(&config.engine);
+    FillLimits(&config);
+    CheckTogether(config);
+    if (!status_.ok()) return status_;
+    return config;
+  }
+
+ private:
+  void FillServer(ServerConfig* config) {
+    config->check_config = absl::GetFlag(FLAGS_check_config);
+    config->allow_remote = absl::GetFlag(FLAGS_allow_remote);
+    config->listen = Address("listen", absl::GetFlag(FLAGS_listen), config->allow_remote);
+    config->admin_listen =
+        Address("admin_listen", absl::GetFlag(FLAGS_admin_listen), config->allow_remote);
+    config->http_listen =
+        Address("http_listen", absl::GetFlag(FLAGS_http_listen), config->allow_remote);
+    if (config->http_listen.is_unix()) Fail("http_listen", "HTTP needs host:port");
+    config->ready_file = absl::GetFlag(FLAGS_ready_file);
+    config->log_level = OneOf("log_level", absl::GetFlag(FLAGS_log_level),
+                              {"trace", "debug", "info", "warn", "error"});
+    config->log_json =
+        OneOf("log_format", absl::GetFlag(FLAGS_log_format), {"text", "json"}) == "json";
+  }
+
+  void FillEngine(EngineOptions* engine) {
+    engine->data_dir = absl::GetFlag(FLAGS_data_dir);
+    if (engine->data_dir.empty()) Fail("data_dir", "is required");
+    engine->disk_limit_bytes = absl::GetFlag(FLAGS_disk_limit_bytes).bytes;
+    engine->eviction = absl::GetFlag(FLAGS_eviction);
+    engine->segment_bytes = absl::GetFlag(FLAGS_segment_bytes).bytes;
+    engine->memory_tier_bytes = absl::GetFlag(FLAGS_memory_tier_bytes).bytes;
+    engine->token_cache_bytes = absl::GetFlag(FLAGS_token_cache_bytes).bytes;
+    engine->put_memory_bytes = absl::GetFlag(FLAGS_put_memory_bytes).bytes;
+    engine->index_bytes_max = absl::GetFlag(FLAGS_index_bytes_max).bytes;
+    engine->io_threads = Between("io_threads", absl::GetFlag(FLAGS_io_threads), 1u, 256u);
+    engine->io_queue_max = Between("io_queue_max", absl::GetFlag(FLAGS_io_queue_max), 1u, 1u << 20);
+    engine->sync_interval = Milliseconds("sync_interval", absl::GetFlag(FLAGS_sync_interval),
+                                         absl::Milliseconds(1), absl::Hours(1));
+    engine->lease_max = Milliseconds("lease_max", absl::GetFlag(FLAGS_lease_max),
+                                     absl::Milliseconds(1), absl::Hours(24));
+    engine->pin_max = std::chrono::duration_cast<std::chrono::seconds>(Milliseconds(
+        "pin_max", absl::GetFlag(FLAGS_pin_max), absl::Seconds(1), absl::Hours(24 * 3650)));
+    engine->pinned_percent_max =
+        Between("pinned_percent_max", absl::GetFlag(FLAGS_pinned_percent_max), 0u, 100u);
+    engine->event_log_max =
+        Between("event_log_max", absl::GetFlag(FLAGS_event_log_max), 1u, 1u << 24);
+    // "disk_limit_bytes: ..." of the engine is "--disk_limit_bytes: ..." here.
+    if (absl::Status s = engine->Validate(); !s.ok() && status_.ok()) status_ = Within("--", s);
+  }
+
+  void FillLimits(ServerConfig* config) {
+    config->stream_stall_limit =
+        Milliseconds("stream_stall_limit", absl::GetFlag(FLAGS_stream_stall_limit),
+                     absl::Milliseconds(10), absl::Hours(1));
+    config->drain_grace = Milliseconds("drain_grace", absl::GetFlag(FLAGS_drain_grace),
+                                       absl::Milliseconds(100), absl::Hours(1));
+    config->connection_age_max =
+        Milliseconds("connection_age_max", absl::GetFlag(FLAGS_connection_age_max),
+                     absl::ZeroDuration(), absl::Hours(24 * 365));
+    config->stuck_limit = Milliseconds("stuck_limit", absl::GetFlag(FLAGS_stuck_limit),
+                                       absl::Seconds(1), absl::Hours(1));
+    config->streams_per_connection_max =
+        Between("streams_per_connection_max", absl::GetFlag(FLAGS_streams_per_connection_max), 1u,
+                1u << 16);
+    config->streams_max = Between("streams_max", absl::GetFlag(FLAGS_streams_max), 1u, 1u << 20);
+    config->stream_memory_bytes =
+        Size("stream_memory_bytes", absl::GetFlag(FLAGS_stream_memory_bytes), 8 * kMiB);
+    config->read_ahead_bytes =
+        Size("read_ahead_bytes", absl::GetFlag(FLAGS_read_ahead_bytes), kMiB / 4);
+    config->grpc_memory_bytes =
+        Size("grpc_memory_bytes", absl::GetFlag(FLAGS_grpc_memory_bytes), 16 * kMiB);
+    config->message_bytes_max =
+        Size("message_bytes_max", absl::GetFlag(FLAGS_message_bytes_max), 2 * kMiB);
+    if (config->message_bytes_max > kGiB) Fail("message_bytes_max", "at most 1GiB");
+    config->request_limits.queries_max =
+        Between("queries_per_request_max", absl::GetFlag(FLAGS_queries_per_request_max), 1u, 1024u);
+    config->request_limits.tokens_max =
+        Between("tokens_per_request_max", absl::GetFlag(FLAGS_tokens_per_request_max), 1u,
+                static_cast<std::uint32_t>(kPathTokensMax));
+    config->lane_connections_max =
+        Between("lane_connections_max", absl::GetFlag(FLAGS_lane_connections_max), 0u, 4096u);
+    config->lane_region_bytes_max =
+        Size("lane_region_bytes_max", absl::GetFlag(FLAGS_lane_region_bytes_max), kMiB);
+
+    config->local_socket = absl::GetFlag(FLAGS_local_socket);
+    if (config->lane_connections_max == 0) {
+      if (config->local_socket != kAutoSocket && !config->local_socket.empty()) {
+        Fail("local_socket", "excludes --lane_connections_max=0, which turns the lane off");
+      }
+      config->local_socket.clear();
+    } else if (config->local_socket == kAutoSocket) {
+      config->local_socket = absl::StrCat(config->engine.data_dir, "/local.sock");
+    }
+  }
+
+  void CheckTogether(const ServerConfig& config) {
+    const std::pair<const char*, const ListenAddress*> listens[] = {
+        {"listen", &config.listen},
+        {"admin_listen", &config.admin_listen},
+        {"http_listen", &config.http_listen}};
+    for (const auto& [name, address] : listens) {
+      for (const auto& [other_name, other] : listens) {
+        if (name == other_name) break;
+        const bool same = address->is_unix()
+                              ? address->unix_path == other->unix_path
+                              : address->port != 0 && !other->is_unix() &&
+                                    address->port == other->port && address->host == other->host;
+        if (same) Fail(name, absl::StrCat("is the same address as --", other_name));
+      }
+    }
+    if (config.read_ahead_bytes > config.stream_memory_bytes) {
+      Fail("read_ahead_bytes", "is larger than --stream_memory_bytes");
+    }
+    if (config.message_bytes_max > config.grpc_memory_bytes) {
+      Fail("message_bytes_max", "is larger than --grpc_memory_bytes");
+    }
+  }
+
+  void Fail(absl::string_view name, absl::string_view what) {
+    if (!status_.ok()) return;
+    const auto source = sources_.find(std::string(name));
+    const std::string where =
+        source == sources_.end() ? "" : absl::StrCat(source->second.where, ": ");
+    status_ = absl::InvalidArgumentError(absl::StrCat(where, "--", name, ": ", what));
+  }
+
+  ListenAddress Address(const char* name, const std::string& text, bool allow_remote) {
+    const auto address = ParseListenAddress(text);
+    if (!address.ok()) {
+      Fail(name, address.status().message());
+      return {};
+    }
+    const auto loopback = IsLoopback(*address);
+    if (!loopback.ok()) {
+      Fail(name, loopback.status().message());
+    } else if (!*loopback && !allow_remote) {
+      Fail(name, absl::StrCat("\"", text,
+                              "\" can be reached from other machines, and nothing is "
+                              "encrypted; bind a loopback address, or set --allow_remote"));
+    }
+    return *address;
+  }
+
+  std::string OneOf(const char* name, const std::string& value,
+                    std::initializer_list<absl::string_view> choices) {
+    if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
+      std::string list;
+      for (const absl::string_view choice : choices) {
+        absl::StrAppend(&list, list.empty() ? "" : ", ", choice);
+      }
+      Fail(name, absl::StrCat("\"", value, "\" is not one of ", list));
+    }
+    return value;
+  }
+
+  std::uint32_t Between(const char* name, std::uint32_t value, std::uint32_t low,
+                        std::uint32_t high) {
+    if (value < low || value > high) {
+      Fail(name, absl::StrCat(value, "; ", low, " to ", high, " are allowed"));
+    }
+    return value;
+  }
+
+  std::size_t Size(const char* name, ByteSize value, std::uint64_t low) {
+    if (value.bytes < low) Fail(name, absl::StrCat("at least ", AbslUnparseFlag(ByteSize{low})));
+    return value.bytes;
+  }
+
+  std::chrono::milliseconds Milliseconds(const char* name, absl::Duration value, absl::Duration low,
+                                         absl::Duration high) {
+    if (value < low || value > high) {
+      Fail(name, absl::StrCat(absl::FormatDuration(value), "; ", absl::FormatDuration(low), " to ",
+                              absl::FormatDuration(high), " are allowed"));
+    }
+    return absl::ToChronoMilliseconds(value);
+  }
+
+  const Sources& sources_;
+  absl::Status status_;
+};
+
+}  // namespace
+
+absl::StatusOr<ServerConfig> ReadServerConfig(std::span<const char* const> arguments,
+                                              std::span<const std::string> environment) {
+  KV_RETURN_IF_ERROR(CheckEnvironment(environment, FlagNames()));
+  Sources sources;
+  KV_RETURN_IF_ERROR(ApplyAll(arguments, &sources));
+  KV_ASSIGN_OR_RETURN(ServerConfig config, ConfigBuilder(sources).Build());
+  for (const absl::CommandLineFlag* flag : OwnFlags()) {
+    const std::string name(flag->Name());
+    const auto source = sources.find(name);
+    std::string origin = "default";
+    if (source != sources.end()) {
+      origin = source->second.where == "command line" ? "flag" : "flagfile";
+    }
+    config.settings.push_back({name, flag->CurrentValue(), origin, flag->Help()});
+  }
+  return config;
+}
+
+std::string DescribeFlags() {
+  std::string text =
+      "kvtrie-server: a store for KV caches of LLM inference\n\n"
+      "  --flagfile=FILE\n"
+      "      Read settings from FILE, one --name=value per line; the command line beats it.\n";
+  for (const absl::CommandLineFlag* flag : OwnFlags()) {
+    absl::StrAppend(&text, "  --", flag->Name(), "=", flag->DefaultValue(), "\n      ",
+                    flag->Help(), "\n");
+  }
+  return text;
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,62 @@
+#include "server/stream_registry.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace kvtrie {
+
+absl::Status StreamRegistry::Add(const std::shared_ptr<TrackedStream>& stream) {
+  absl::MutexLock lock(&mutex_);
+  if (draining_) return absl::UnavailableError("the server drains; use another one");
+  if (streams_.size() >= streams_max_) {
+    return absl::UnavailableError(absl::StrCat(
+        "all ", streams_max_, " streams of the server are in use; retry with backoff"));
+  }
+  streams_.emplace(stream.get(), stream);
+  return absl::OkStatus();
+}
+
+void StreamRegistry::Remove(const TrackedStream* stream) {
+  absl::MutexLock lock(&mutex_);
+  streams_.erase(stream);
+}
+
+std::vector<std::shared_ptr<TrackedStream>> StreamRegistry::Streams() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<TrackedStream>> streams;
+  streams.reserve(streams_.size());
+  for (const auto& [_, weak] : streams_) {
+    if (auto stream = weak.lock()) streams.push_back(std::move(stream));
+  }
+  return streams;
+}
+
+void StreamRegistry::EndStalled() {
+  const Clock::Duration now = clock_.Monotonic();
+  for (const auto& stream : Streams()) {
+    const Clock::Duration since(stream->waiting_since_.load(TrackedStream::kOrder));
+    if (since.count() == 0 || now - since < stall_limit_) continue;
+    stream->DisarmStall();
+    stalled_total_.fetch_add(1, std::memory_order_relaxed);
+    stream->Abort(absl::DeadlineExceededError(
+        absl::StrCat("the stream made no progress for ", stall_limit_.count(), " ms")));
+  }
+}
+
+void StreamRegistry::Drain() {
+  {
+    absl::MutexLock lock(&mutex_);
+    draining_ = true;
+  }
+  for (const auto& stream : Streams()) stream->OnDrain();
+}
+
+void StreamRegistry::AbortAll(const absl::Status& status) {
+  for (const auto& stream : Streams()) stream->Abort(status);
+}
+
+std::size_t StreamRegistry::stream_count() const {
+  absl::MutexLock lock(&mutex_);
+  return streams_.size();
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,236 @@
+#include "server/wire_conversion.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/byte_order.h"
+
+namespace kvtrie {
+namespace {
+
+template <typename Enum>
+bool IsKnown(Enum value, int last) {
+  return static_cast<int>(value) >= 1 && static_cast<int>(value) <= last;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelSpec> FromProto(const v1::ModelSpec& proto) {
+  if (!IsKnown(proto.dtype(), static_cast<int>(DType::kUint8))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("spec.dtype: ", static_cast<int>(proto.dtype()), " is not a known DType"));
+  }
+  const int pairing = static_cast<int>(proto.rope().pairing());
+  if (pairing < 0 || pairing > static_cast<int>(RopePairing::kInterleaved)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("spec.rope.pairing: ", pairing, " is not a known RopePairing"));
+  }
+  ModelSpec spec;
+  spec.name = proto.name();
+  spec.weights_revision = proto.weights_revision();
+  spec.tokenizer_digest = proto.tokenizer_digest();
+  spec.dtype = static_cast<DType>(proto.dtype());
+  for (const v1::KvGroup& group_proto : proto.kv_groups()) {
+    KvGroup& group = spec.kv_groups.emplace_back();
+    group.window_tokens = group_proto.window_tokens();
+    for (const v1::LayerRun& run : group_proto.layer_runs()) {
+      group.layer_runs.push_back(
+          {run.layer_count(), run.kv_heads(), run.k_head_dim(), run.v_head_dim()});
+    }
+  }
+  // A model that says nothing of RoPE has none.
+  spec.rope.pairing = pairing == 0 ? RopePairing::kNone : static_cast<RopePairing>(pairing);
+  spec.rope.theta = proto.rope().theta();
+  spec.rope.rotary_dims = proto.rope().rotary_dims();
+  spec.rope.scaling = proto.rope().scaling();
+  spec.tensor_parallel_rank = proto.tensor_parallel_rank();
+  // 0 and 1 mean the same and must not give two ids.
+  spec.tensor_parallel_size = std::max(1u, proto.tensor_parallel_size());
+  spec.adapter = proto.adapter();
+  spec.block_tokens = proto.block_tokens();
+  spec.layout_tag = proto.layout_tag();
+  return spec;
+}
+
+void ToProto(const ModelSpec& spec, v1::ModelSpec* proto) {
+  proto->set_name(spec.name);
+  proto->set_weights_revision(spec.weights_revision);
+  proto->set_tokenizer_digest(spec.tokenizer_digest);
+  proto->set_dtype(static_cast<v1::DType>(spec.dtype));
+  for (const KvGroup& group : spec.kv_groups) {
+    v1::KvGroup* group_proto = proto->add_kv_groups();
+    group_proto->set_window_tokens(group.window_tokens);
+    for (const LayerRun& run : group.layer_runs) {
+      v1::LayerRun* run_proto = group_proto->add_layer_runs();
+      run_proto->set_layer_count(run.layer_count);
+      run_proto->set_kv_heads(run.kv_heads);
+      run_proto->set_k_head_dim(run.k_head_dim);
+      run_proto->set_v_head_dim(run.v_head_dim);
+    }
+  }
+  proto->mutable_rope()->set_pairing(static_cast<v1::RopePairing>(spec.rope.pairing));
+  proto->mutable_rope()->set_theta(spec.rope.theta);
+  proto->mutable_rope()->set_rotary_dims(spec.rope.rotary_dims);
+  proto->mutable_rope()->set_scaling(spec.rope.scaling);
+  proto->set_tensor_parallel_rank(spec.tensor_parallel_rank);
+  proto->set_tensor_parallel_size(spec.tensor_parallel_size);
+  proto->set_adapter(spec.adapter);
+  proto->set_block_tokens(spec.block_tokens);
+  proto->set_layout_tag(spec.layout_tag);
+}
+
+Quality FromProto(v1::Quality quality) {
+  return quality == v1::QUALITY_UNSPECIFIED ? Quality::kExact : static_cast<Quality>(quality);
+}
+v1::Quality ToProto(Quality quality) { return static_cast<v1::Quality>(quality); }
+v1::Rung ToProto(Rung rung) { return static_cast<v1::Rung>(rung); }
+
+RequestPath::RequestPath(std::string_view model_id, std::string_view tokens, std::string_view salt,
+                         const google::protobuf::RepeatedPtrField<v1::BlockExtraKey>& extra_keys) {
+  const std::size_t token_count = tokens.size() / sizeof(TokenId);
+  if (reinterpret_cast<std::uintptr_t>(tokens.data()) % alignof(TokenId) == 0) {
+    view_.tokens = {reinterpret_cast<const TokenId*>(tokens.data()), token_count};
+  } else {
+    copied_tokens_.resize(token_count);
+    std::memcpy(copied_tokens_.data(), tokens.data(), token_count * sizeof(TokenId));
+    view_.tokens = copied_tokens_;
+  }
+  extra_keys_.reserve(static_cast<std::size_t>(extra_keys.size()));
+  for (const v1::BlockExtraKey& extra_key : extra_keys) {
+    extra_keys_.push_back({extra_key.block_index(), extra_key.key()});
+  }
+  view_.model = IdFromProto<ModelId>(model_id);
+  view_.salt = salt;
+  view_.extra_keys = extra_keys_;
+}
+
+std::vector<TrieNodeId> NodeIdsFromProto(std::string_view bytes) {
+  std::vector<TrieNodeId> nodes(bytes.size() / TrieNodeId::kBytes);
+  if (!nodes.empty()) std::memcpy(nodes.data(), bytes.data(), nodes.size() * TrieNodeId::kBytes);
+  return nodes;
+}
+
+Selection FromProto(const v1::Selection& proto, std::unique_ptr<RequestPath>* path) {
+  Selection selection;
+  if (!proto.node_id().empty()) selection.node = IdFromProto<TrieNodeId>(proto.node_id());
+  if (proto.has_prefix()) {
+    *path = std::make_unique<RequestPath>(proto.prefix());
+    selection.path = (*path)->view();
+  }
+  selection.session_id = proto.session_id();
+  if (!proto.model_id().empty()) selection.model = IdFromProto<ModelId>(proto.model_id());
+  selection.all = proto.all();
+  selection.unused_for = std::chrono::seconds(proto.unused_for_seconds());
+  return selection;
+}
+
+void ToProto(const LookupResult& result, v1::LookupResult* proto) {
+  proto->set_matched_blocks(result.matched_blocks);
+  proto->set_matched_tokens(result.matched_blocks * result.block_tokens);
+  proto->set_ignored_tail_tokens(result.ignored_tail_tokens);
+  for (const std::vector<MatchedBlock>& blocks : result.blocks) {
+    v1::BlockList* list = proto->add_blocks();
+    std::string* node_ids = list->mutable_node_ids();
+    std::string* rungs = list->mutable_rungs();
+    node_ids->resize(blocks.size() * TrieNodeId::kBytes);
+    rungs->resize(blocks.size());
+    list->mutable_stored_bytes()->Reserve(static_cast<int>(blocks.size()));
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      std::memcpy(node_ids->data() + i * TrieNodeId::kBytes, blocks[i].node.bytes.data(),
+                  TrieNodeId::kBytes);
+      (*rungs)[i] = static_cast<char>(blocks[i].rungs);
+      list->mutable_stored_bytes()->AddAlreadyReserved(blocks[i].stored_bytes);
+    }
+  }
+  if (!result.lease.empty()) {
+    proto->set_lease_id(std::string(result.lease.view()));
+    proto->set_lease_ms(static_cast<std::uint32_t>(result.lease_granted.count()));
+  }
+  proto->set_fetch_bytes(result.fetch_bytes);
+  if (result.matched_blocks > 0) proto->set_quality(ToProto(result.quality));
+}
+
+void ToProto(const NodeInfo& node, v1::NodeEntry* proto) {
+  proto->set_node_id(std::string(node.id.view()));
+  proto->set_parent_id(std::string(node.parent.view()));
+  proto->set_model_id(std::string(node.model.view()));
+  proto->set_depth(node.depth);
+  for (std::size_t i = 0; i < node.frames.size(); ++i) {
+    v1::RungEntry* rung = proto->add_rungs();
+    rung->set_rung(ToProto(node.frames[i].rung));
+    rung->set_stored_bytes(node.frames[i].at.record_bytes);
+    rung->set_in_memory(i < node.in_memory.size() && node.in_memory[i]);
+  }
+  proto->set_quality(ToProto(node.quality));
+  proto->set_use_count(node.use_count);
+  proto->set_last_used_unix_seconds(node.last_used_unix_seconds);
+  proto->set_expires_unix_seconds(node.expires_unix_seconds);
+  proto->set_priority(node.priority);
+  proto->set_surprisal_bits(node.surprisal_bits);
+  proto->set_pinned(node.pinned);
+  proto->set_leased(node.leased);
+  proto->set_child_count(node.child_count);
+  proto->set_extra_key_bytes(node.extra_key_bytes);
+}
+
+void ToProto(const ModelInfo& model, v1::ModelEntry* proto) {
+  proto->set_model_id(std::string(model.id.view()));
+  ToProto(model.spec, proto->mutable_spec());
+  proto->set_raw_block_bytes(model.raw_block_bytes);
+  proto->set_node_count(model.node_count);
+  proto->set_stored_bytes(model.stored_bytes);
+}
+
+void ToProto(const PinInfo& pin, v1::PinEntry* proto) {
+  proto->set_pin_id(std::string(pin.id.view()));
+  proto->set_node_id(std::string(pin.node.view()));
+  proto->set_pinned_bytes(pin.bytes);
+  proto->set_end_unix_seconds(pin.end_unix_seconds);
+}
+
+void ToProto(const RecoveryReport& report, v1::RecoveryReport* proto) {
+  proto->set_seconds(report.seconds);
+  proto->set_nodes_loaded(report.nodes_loaded);
+  proto->set_nodes_dropped(report.nodes_dropped);
+  proto->set_unreferenced_bytes(report.unreferenced_bytes);
+  proto->set_lost_batches(report.lost_batches);
+  proto->set_rebuilt_from_segments(report.rebuilt_from_segments);
+  for (const std::string& file : report.foreign_files) proto->add_foreign_files(file);
+  for (const std::string& note : report.notes) proto->add_notes(note);
+}
+
+float HalfToFloat(std::uint16_t half) {
+  const std::uint32_t sign = std::uint32_t{half & 0x8000u} << 16;
+  const std::uint32_t exponent = (half >> 10) & 0x1fu;
+  const std::uint32_t mantissa = half & 0x3ffu;
+  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0) {
+    const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+absl::StatusOr<std::vector<float>> BlockSurprisalBits(std::string_view log_probs,
+                                                      std::uint32_t block_tokens) {
+  // The least that a half can say; stands for a probability that rounds to zero.
+  constexpr float kLogProbMin = -65504.0f;
+  const std::size_t token_count = log_probs.size() / 2;
+  std::vector<float> bits(token_count / block_tokens, 0.0f);
+  for (std::size_t i = 0; i < token_count; ++i) {
+    const float log_prob = HalfToFloat(LoadLittle<std::uint16_t>(log_probs.data() + 2 * i));
+    if (!(log_prob <= 0)) {
+      return absl::InvalidArgumentError(absl::StrCat("probabilities.log_probs: token ", i, " has ",
+                                                     log_prob, "; a log-probability is <= 0"));
+    }
+    if (i / block_tokens < bits.size()) {
+      bits[i / block_tokens] -= std::max(log_prob, kLogProbMin) * std::numbers::log2e_v<float>;
+    }
+  }
+  return bits;
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,44 @@
+"""Writes record.bin: two pages, a segment header and a record, from storage/payload/SEGMENTS.md alone."""
+
+import pathlib
+import struct
+
+PAGE_BYTES = 4096
+STORE_ID = 0x0123456789ABCDEF
+SEGMENT = 7
+OFFSET_PAGES = 1
+DESCRIPTOR = b"golden descriptor"
+PAYLOAD = bytes((i * 7 + 3) % 256 for i in range(1000))
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def padded(data, unit):
+    return data + bytes(-len(data) % unit)
+
+
+def sealed(magic, covered):
+    return magic + struct.pack("<I", crc32c(covered)) + covered
+
+
+def segment_header():
+    covered = struct.pack("<H6xQI36x", 1, STORE_ID, SEGMENT)
+    return padded(sealed(b"KVSG", covered), PAGE_BYTES)
+
+
+def record():
+    fields = struct.pack("<H2xIQIIII24x", 1, crc32c(PAYLOAD), STORE_ID, SEGMENT, OFFSET_PAGES,
+                         len(DESCRIPTOR), len(PAYLOAD))
+    covered = padded(bytes(8) + fields + DESCRIPTOR, 64)[8:]
+    return padded(sealed(b"KVPR", covered) + PAYLOAD, PAGE_BYTES)
+
+
+if __name__ == "__main__":
+    pathlib.Path(__file__).with_name("record.bin").write_bytes(segment_header() + record())

@@ -1,0 +1,73 @@
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "storage/base/byte_reader.h"
+#include "storage/payload/payload_store.h"
+#include "tests/storage/payload/payload_test_support.h"
+
+namespace kvtrie {
+namespace {
+
+TEST(PayloadRecordTest, HoldsDescriptorAndPayload) {
+  PayloadRecord record = MakeRecord("payload", "descriptor");
+  EXPECT_EQ(AsText(record.descriptor()), "descriptor");
+  EXPECT_EQ(AsText(record.payload()), "payload");
+  EXPECT_EQ(record.record_bytes(), record.payload_offset() + 7);
+}
+
+TEST(PayloadRecordTest, PayloadIsAlignedForEveryDescriptor) {
+  for (std::size_t bytes = 0; bytes <= 200; ++bytes) {
+    PayloadRecord record(std::string(bytes, 'd'), 1);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(record.payload().data()) % 64, 0u);
+    EXPECT_GE(record.payload_offset(), PayloadRecord::kHeaderBytes + bytes);
+    EXPECT_LT(record.payload_offset(), PayloadRecord::kHeaderBytes + bytes + 64);
+  }
+}
+
+TEST(PayloadRecordTest, LargestDescriptorFits) {
+  const std::string descriptor(PayloadRecord::kDescriptorBytesMax, 'd');
+  PayloadRecord record(descriptor, 5);
+  EXPECT_EQ(AsText(record.descriptor()), descriptor);
+}
+
+TEST(PayloadRecordTest, EverythingButThePayloadIsZeroed) {
+  PayloadRecord record = MakeRecord(std::string(5000, 'p'), "descriptor");
+  const auto memory = record.memory();
+  EXPECT_EQ(memory.size() % PayloadLocation::kPageBytes, 0u);
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    const bool descriptor = i >= 64 && i < 64 + 10;
+    const bool payload = i >= record.payload_offset() && i < record.record_bytes();
+    if (descriptor || payload) continue;
+    ASSERT_EQ(memory[i], std::byte{}) << i;
+  }
+}
+
+TEST(PayloadRecordTest, PayloadOutlivesTheRecord) {
+  SharedBytes bytes;
+  {
+    PayloadRecord record = MakeRecord("payload");
+    const void* const memory = record.payload().data();
+    bytes = std::move(record).TakePayload();
+    EXPECT_EQ(bytes.view.data(), memory);
+  }
+  EXPECT_EQ(TextOf(bytes), "payload");
+}
+
+TEST(PayloadLocationTest, DiskBytesAreWholePages) {
+  PayloadLocation at{1, 1, 1};
+  EXPECT_EQ(at.disk_bytes(), 4096u);
+  at.record_bytes = 4096;
+  EXPECT_EQ(at.disk_bytes(), 4096u);
+  at.record_bytes = 4097;
+  EXPECT_EQ(at.disk_bytes(), 8192u);
+  at.record_bytes = 0xffffffff;
+  EXPECT_EQ(at.disk_bytes(), std::uint64_t{1} << 32);
+  EXPECT_FALSE(PayloadLocation{});
+  EXPECT_TRUE(at);
+}
+
+}  // namespace
+}  // namespace kvtrie
