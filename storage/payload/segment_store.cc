@@ -152,8 +152,8 @@ class SegmentStore final : public PayloadStore {
   void AddAllocated(Segment& segment, std::uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SubtractAllocated(Segment& segment, std::uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Asks the system how much segments take in which holes were punched (the list of a file's pieces
-  // takes space too) or writes failed.
+  // Asks the system how much the segments take that changed: a file in many pieces takes space for
+  // their list too, and a failed write leaves nobody knows what.
   void RecountSpace();
   // Notes a segment for removal when nothing will ever be read from it again.
   void NoteIfDead(const Segment& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -556,6 +556,7 @@ void SegmentStore::Seal(const OpenSegment& open) {
     absl::MutexLock lock(&mutex_);
     if (cut) SubtractAllocated(*open.segment, open.allocated_end - open.tail);
     open.segment->sealed = true;
+    to_recount_.insert(open.segment->number);
     NoteIfDead(*open.segment);
   }
   RemoveDead();
@@ -659,7 +660,10 @@ absl::Status SegmentStore::Sync() {
   {
     absl::MutexLock lock(&mutex_);
     dirty = std::exchange(dirty_, {});
-    for (const SegmentPtr& segment : dirty) segment->dirty = false;
+    for (const SegmentPtr& segment : dirty) {
+      segment->dirty = false;
+      to_recount_.insert(segment->number);
+    }
     newest = newest_;
     sync_folder = newest != newest_durable_;
     std::erase_if(lost_, [this](std::uint32_t number) ABSL_NO_THREAD_SAFETY_ANALYSIS {

@@ -231,7 +231,7 @@ class Model {
 };
 
 TEST(SegmentStoreModelTest, KeepsEverySyncedRecordThroughCrashes) {
-  for (std::uint64_t seed = 0; seed < Rounds(60); ++seed) {
+  for (std::uint64_t seed = 0; seed < Rounds(30); ++seed) {
     SCOPED_TRACE(seed);
     Model model(seed);
     for (int step = 0; step < 400; ++step) {
