@@ -69,15 +69,15 @@ static_assert(sizeof(IndexNode) <= 76,
 
 // What a new node is made of.
 struct NewNode {
-  TrieNodeId id;
+  TrieNodeId id{};
   NodeRef parent = 0;  // 0: a first block
   ModelSlot model = 0;
   std::uint64_t path_hash = 0;
   Provenance provenance = Provenance::kExact;
-  std::string_view salt;  // first blocks only
-  std::string_view extra_key;
-  std::span<const TokenId> tokens;
-  FrameRef frame;
+  std::string_view salt{};  // first blocks only
+  std::string_view extra_key{};
+  std::span<const TokenId> tokens{};
+  FrameRef frame{};
   Quality quality = Quality::kExact;
   float block_surprisal_bits = 0;
   std::uint32_t last_used_seconds = 0;
