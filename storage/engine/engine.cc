@@ -37,16 +37,19 @@ Engine::Core::Core(const EngineOptions& options, Clock& clock)
       index_(options.token_cache_bytes) {}
 
 Engine::Core::~Core() {
-  // Pools run out first: their work may still hand things to the syncer.
-  blocking_pool_.reset();
-  write_pool_.reset();
-  read_pool_.reset();
+  // Opening failed: nothing is under way, and the payload store may not take frees yet.
+  if (!opened_) return;
+  // Pools run out first, and stay: their work may post to one another and hand things to the
+  // syncer.
+  blocking_pool_->Finish();
+  read_pool_->Finish();
+  write_pool_->Finish();
   {
     absl::MutexLock lock(&sync_mutex_);
     ending_ = true;
   }
   if (syncer_.joinable()) syncer_.join();
-  if (payload_ != nullptr && meta_ != nullptr) SyncAndFree().IgnoreError();
+  SyncAndFree().IgnoreError();
 }
 
 // --- models ---
@@ -242,7 +245,7 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
 
 void Engine::Core::ReleaseLease(TenantId tenant, const LeaseId& lease) {
   absl::MutexLock lock(&index_mutex_);
-  holds_.DropLease(index_, tenant, lease);
+  holds_.DropLease(tenant, lease);
 }
 
 // --- reads ---
@@ -487,7 +490,7 @@ absl::StatusOr<bool> Engine::Core::Unpin(TenantId tenant, const PinId& pin) {
   batch.Delete(MetaTable::kPins, PinRowKey{tenant, pin}.Encode());
   KV_RETURN_IF_ERROR(WriteMeta(batch));
   absl::MutexLock lock(&index_mutex_);
-  holds_.DropPin(index_, pin);
+  holds_.DropPin(pin);
   return true;
 }
 

@@ -243,6 +243,7 @@ class Engine::Core {
   std::unique_ptr<TrieNodeNamer> namer_;
   MemoryTier tier_;
   EngineCounters counters_;
+  bool opened_ = false;  // constant after Open
   std::atomic<bool> draining_{false};
   std::atomic<std::uint64_t> open_puts_{0};
 

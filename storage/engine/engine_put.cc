@@ -344,7 +344,7 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
       conclude(waiting, absl::CancelledError("put: ended before this block was published"));
     }
     absl::MutexLock lock(&index_mutex_);
-    if (session.hold.ref != 0) holds_.Release(index_, session.hold);
+    if (session.hold.ref != 0) holds_.Release(session.hold);
     session.hold = {};
     --open_puts_;
   };
@@ -501,9 +501,10 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
       const bool is_deepest = session.hold.ref == 0 || !index_.alive(session.hold.ref) ||
                               index_.node(session.hold.ref).depth < index_.node(ref).depth;
       if (!session.closed && is_deepest) {
-        holds_.Take({ref, node.id});
-        if (session.hold.ref != 0) holds_.Release(index_, session.hold);
-        session.hold = {ref, node.id};
+        HoldTable::Hold hold{ref, node.id};
+        holds_.Take(hold);
+        if (session.hold.ref != 0) holds_.Release(session.hold);
+        session.hold = hold;
       }
       events.push_back({.kind = StoreEventKind::kStored,
                         .tenant = session.tenant,

@@ -90,6 +90,7 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
   read_pool_ = std::make_unique<WorkPool>(options_.io_threads, options_.io_queue_max);
   write_pool_ = std::make_unique<WorkPool>(options_.io_threads, options_.io_queue_max);
   blocking_pool_ = std::make_unique<WorkPool>(kBlockingThreads, options_.io_queue_max);
+  opened_ = true;
   // A store that was opened with a smaller limit shrinks before it serves.
   while (options_.eviction && DiskBytes() > options_.disk_limit_bytes) {
     const std::uint64_t over = DiskBytes() - options_.disk_limit_bytes;

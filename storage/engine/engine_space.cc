@@ -440,7 +440,7 @@ void Engine::Core::DropEndedPins() {
   // A row that stays behind is dropped at the next start: its end has passed.
   for (const auto& [tenant, batch] : batches) WriteMeta(batch).IgnoreError();
   absl::MutexLock lock(&index_mutex_);
-  for (const PinId& id : ended) holds_.DropPin(index_, id);
+  for (const PinId& id : ended) holds_.DropPin(id);
 }
 
 absl::Status Engine::Core::SyncAndFree() {
@@ -483,7 +483,7 @@ absl::Status Engine::Core::SyncAndFree() {
 void Engine::Core::RunMaintenance() {
   {
     absl::MutexLock lock(&index_mutex_);
-    holds_.DropEndedLeases(index_, clock_.Monotonic());
+    holds_.DropEndedLeases(clock_.Monotonic());
   }
   DropEndedPins();
   ExpireNodes();

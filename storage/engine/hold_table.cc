@@ -5,23 +5,34 @@
 
 namespace kvtrie {
 
-void HoldTable::Release(const TrieIndex& index, const Hold& hold) {
-  if (!index.alive(hold.ref) || index.node(hold.ref).id != hold.id) return;
-  const auto count = counts_.find(hold.ref);
-  if (count == counts_.end()) return;
-  if (--count->second == 0) counts_.erase(count);
+void HoldTable::Take(Hold& hold) {
+  Holders& holders = holders_[hold.ref];
+  if (holders.count == 0) holders.serial = next_serial_++;
+  ++holders.count;
+  hold.serial = holders.serial;
+}
+
+bool HoldTable::IsCurrent(const Hold& hold) const {
+  const auto holders = holders_.find(hold.ref);
+  return holders != holders_.end() && holders->second.serial == hold.serial;
+}
+
+void HoldTable::Release(const Hold& hold) {
+  if (!IsCurrent(hold)) return;
+  const auto holders = holders_.find(hold.ref);
+  if (--holders->second.count == 0) holders_.erase(holders);
 }
 
 void HoldTable::AddLease(const LeaseId& id, Lease lease) {
-  for (const Hold& hold : lease.holds) Take(hold);
+  for (Hold& hold : lease.holds) Take(hold);
   lease_ends_.emplace(lease.end, id);
   leases_.emplace(id, std::move(lease));
 }
 
-bool HoldTable::DropLease(const TrieIndex& index, TenantId tenant, const LeaseId& id) {
+bool HoldTable::DropLease(TenantId tenant, const LeaseId& id) {
   const auto found = leases_.find(id);
   if (found == leases_.end() || found->second.tenant != tenant) return false;
-  for (const Hold& hold : found->second.holds) Release(index, hold);
+  for (const Hold& hold : found->second.holds) Release(hold);
   auto [first, last] = lease_ends_.equal_range(found->second.end);
   const auto end = std::find_if(first, last, [&](const auto& entry) { return entry.second == id; });
   lease_ends_.erase(end);
@@ -29,25 +40,25 @@ bool HoldTable::DropLease(const TrieIndex& index, TenantId tenant, const LeaseId
   return true;
 }
 
-std::size_t HoldTable::DropEndedLeases(const TrieIndex& index, Clock::Duration now) {
+std::size_t HoldTable::DropEndedLeases(Clock::Duration now) {
   std::size_t dropped = 0;
   while (!lease_ends_.empty() && lease_ends_.begin()->first <= now) {
     const LeaseId id = lease_ends_.begin()->second;
-    DropLease(index, leases_.find(id)->second.tenant, id);
+    DropLease(leases_.find(id)->second.tenant, id);
     ++dropped;
   }
   return dropped;
 }
 
 bool HoldTable::IsLeased(NodeRef ref) const {
-  return std::any_of(leases_.begin(), leases_.end(), [ref](const auto& entry) {
+  return std::any_of(leases_.begin(), leases_.end(), [&](const auto& entry) {
     const auto& holds = entry.second.holds;
     return std::any_of(holds.begin(), holds.end(),
-                       [ref](const Hold& hold) { return hold.ref == ref; });
+                       [&](const Hold& hold) { return hold.ref == ref && IsCurrent(hold); });
   });
 }
 
-void HoldTable::AddPin(const PinId& id, const Pin& pin) {
+void HoldTable::AddPin(const PinId& id, Pin pin) {
   Take(pin.hold);
   pinned_bytes_ += pin.bytes;
   pins_.emplace(id, pin);
@@ -59,10 +70,10 @@ const HoldTable::Pin* HoldTable::FindPin(TenantId tenant, const PinId& id) const
   return &found->second;
 }
 
-void HoldTable::DropPin(const TrieIndex& index, const PinId& id) {
+void HoldTable::DropPin(const PinId& id) {
   const auto found = pins_.find(id);
   if (found == pins_.end()) return;
-  Release(index, found->second.hold);
+  Release(found->second.hold);
   pinned_bytes_ -= found->second.bytes;
   pins_.erase(found);
 }
@@ -76,8 +87,9 @@ std::vector<PinId> HoldTable::EndedPins(std::int64_t now_unix_seconds) const {
 }
 
 bool HoldTable::IsPinned(NodeRef ref) const {
-  return std::any_of(pins_.begin(), pins_.end(),
-                     [ref](const auto& entry) { return entry.second.hold.ref == ref; });
+  return std::any_of(pins_.begin(), pins_.end(), [&](const auto& entry) {
+    return entry.second.hold.ref == ref && IsCurrent(entry.second.hold);
+  });
 }
 
 }  // namespace kvtrie

@@ -9,12 +9,15 @@ WorkPool::WorkPool(unsigned thread_count, std::size_t queue_max) : queue_max_(qu
   for (unsigned i = 0; i < thread_count; ++i) threads_.emplace_back([this] { Run(); });
 }
 
-WorkPool::~WorkPool() {
+WorkPool::~WorkPool() { Finish(); }
+
+void WorkPool::Finish() {
   {
     absl::MutexLock lock(&mutex_);
     ending_ = true;
   }
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 bool WorkPool::TryPost(std::function<void()> work) {

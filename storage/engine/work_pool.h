@@ -11,7 +11,7 @@
 
 namespace kvtrie {
 
-// Threads that may block, behind a bounded queue. Destruction runs what is queued, then ends.
+// Threads that may block, behind a bounded queue. Destruction finishes.
 // Thread-safe.
 class WorkPool {
  public:
@@ -27,6 +27,10 @@ class WorkPool {
   void Post(std::function<void()> work);
 
   std::size_t queue_length() const;
+
+  // Runs what is queued (and what that posts), then ends the threads; what is posted later never
+  // runs. Not to be called from two threads at once.
+  void Finish();
 
  private:
   void Run();
