@@ -8,7 +8,7 @@
 #include "storage/base/byte_reader.h"
 #include "storage/base/file_system.h"
 #include "storage/base/shared_bytes.h"
-#include "tests/storage/base/temp_folder.h"
+#include "tests/storage/base/scratch_folder.h"
 
 namespace kvtrie {
 namespace {
@@ -49,7 +49,7 @@ class PosixFileSystemTest : public ::testing::TestWithParam<std::string> {
   }
 
   FileSystem& files_ = PosixFileSystem();
-  TempFolder folder_{GetParam().empty() ? testing::TempDir() : GetParam()};
+  ScratchFolder folder_{GetParam().empty() ? testing::TempDir() : GetParam()};
 };
 
 TEST_P(PosixFileSystemTest, ReadsWhatWasWritten) {

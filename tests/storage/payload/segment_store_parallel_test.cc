@@ -14,7 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "storage/base/file_system.h"
 #include "storage/payload/segment_store.h"
-#include "tests/storage/base/temp_folder.h"
+#include "tests/storage/base/scratch_folder.h"
 #include "tests/storage/payload/payload_test_support.h"
 
 namespace kvtrie {
@@ -59,7 +59,7 @@ class Board {
 };
 
 TEST(SegmentStoreParallelTest, ReadersSeeWholeRecordsOrNothing) {
-  TempFolder folder;
+  ScratchFolder folder;
   SegmentStoreOptions options;
   options.segment_bytes = 64 * kPage;
   options.allocate_ahead_bytes = 16 * kPage;

@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "storage/base/byte_reader.h"
+#include "storage/base/crc32c.h"
 #include "storage/base/file_system.h"
 #include "tests/storage/base/faulty_file_system.h"
-#include "tests/storage/base/temp_folder.h"
+#include "tests/storage/base/scratch_folder.h"
 #include "tests/storage/payload/payload_test_support.h"
 
 namespace kvtrie {
@@ -80,6 +82,24 @@ TEST_F(SegmentStoreTest, ReadsWhatWasAppended) {
     places[payload] = Put(payload);
   }
   for (const auto& [payload, at] : places) EXPECT_EQ(Get(at), payload);
+}
+
+TEST_F(SegmentStoreTest, ReadHandsTheDescriptorBack) {
+  for (const std::size_t bytes : {0u, 1u, 64u, 16'384u}) {
+    const std::string descriptor = RandomText(1, bytes);
+    const auto payload = store_->Read(Put("payload", descriptor));
+    ASSERT_TRUE(payload.ok()) << payload.status();
+    EXPECT_EQ(AsText(payload->descriptor), descriptor);
+    EXPECT_EQ(AsText(payload->view), "payload");
+  }
+}
+
+TEST_F(SegmentStoreTest, KnownChecksumIsTakenOnTrustAndCheckedByReaders) {
+  auto record = MakeRecord("payload");
+  record.SetPayloadCrc32c(Crc32c(AsBytes("payload")));
+  EXPECT_EQ(Get(store_->Append(record).value()), "payload");
+  record.SetPayloadCrc32c(1);
+  EXPECT_TRUE(absl::IsDataLoss(store_->Read(store_->Append(record).value()).status()));
 }
 
 TEST_F(SegmentStoreTest, RecordLargerThanASegmentGetsItsOwn) {
@@ -521,7 +541,7 @@ class SegmentStoreOnDiskTest : public ::testing::Test {
     return bytes;
   }
 
-  TempFolder folder_;
+  ScratchFolder folder_;
 };
 
 TEST_F(SegmentStoreOnDiskTest, DiskBytesAgreesWithDuWithinOnePercent) {

@@ -10,18 +10,18 @@
 namespace kvtrie {
 
 // A folder of its own for one test, removed with all that is in it.
-class TempFolder {
+class ScratchFolder {
  public:
-  explicit TempFolder(const std::string& parent = testing::TempDir()) {
+  explicit ScratchFolder(const std::string& parent = testing::TempDir()) {
     std::string name = parent + "/kvtrie_test_XXXXXX";
     if (::mkdtemp(name.data()) != nullptr) path_ = name;
   }
-  ~TempFolder() {
+  ~ScratchFolder() {
     std::error_code ignored;
     if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
   }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
 
   // Empty when it could not be made.
   const std::string& path() const { return path_; }
