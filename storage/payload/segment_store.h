@@ -27,7 +27,9 @@ struct SegmentStoreOptions {
 // record is ever moved; a segment without live records is unlinked.
 //
 // `file_system` outlives the store. Errors: FailedPrecondition when the folder holds segments of a
-// newer version or of another store; Unavailable when it cannot be read or written.
+// newer version or of another store, DataLoss when neither STORE nor any segment header tells whose
+// it is, Unavailable when it cannot be read or written. One process opens a folder at a time; the
+// caller sees to that.
 absl::StatusOr<std::unique_ptr<PayloadStore>> OpenSegmentStore(FileSystem& file_system,
                                                                const std::string& folder,
                                                                const SegmentStoreOptions& options);
