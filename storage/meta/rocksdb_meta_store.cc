@@ -18,7 +18,9 @@
 #include "rocksdb/cache.h"
 #include "rocksdb/db.h"
 #include "rocksdb/filter_policy.h"
+#include "rocksdb/listener.h"
 #include "rocksdb/options.h"
+#include "rocksdb/sst_file_reader.h"
 #include "rocksdb/table.h"
 #include "rocksdb/write_batch.h"
 #include "storage/base/check.h"
@@ -55,6 +57,16 @@ std::size_t IndexOf(MetaTable table) {
 rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
 std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
+// RocksDB's own recovery from a full disk looks for space every five seconds, and refuses Resume
+// meanwhile. Where no write is accepted, the next write resumes instead.
+class ResumeByWriting final : public rocksdb::EventListener {
+ public:
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason /*reason*/, rocksdb::Status error,
+                            bool* auto_recovery) override {
+    if (error.severity() >= rocksdb::Status::kHardError) *auto_recovery = false;
+  }
+};
+
 rocksdb::DBOptions DbOptions(const RocksDbMetaStoreOptions& options) {
   rocksdb::DBOptions db;
   db.create_if_missing = true;
@@ -71,6 +83,7 @@ rocksdb::DBOptions DbOptions(const RocksDbMetaStoreOptions& options) {
   db.max_background_jobs = 2;
   // Space that is allocated ahead counts as used.
   db.allow_fallocate = false;
+  db.listeners.push_back(std::make_shared<ResumeByWriting>());
   db.info_log_level = rocksdb::WARN_LEVEL;
   db.max_log_file_size = kInfoLogBytesMax;
   db.keep_log_file_num = kInfoLogFilesMax;
@@ -148,7 +161,7 @@ class RocksDbMetaStore final : public MetaStore {
         db_(std::move(db)),
         tables_(std::move(tables)),
         file_system_(file_system),
-        growing_files_(file_system, folder_) {
+        growing_files_(file_system, folder_, IsLogOrManifest) {
     last_synced_.sync_count = sync_count;
   }
 
@@ -212,8 +225,10 @@ class RocksDbMetaStore final : public MetaStore {
     const std::uint64_t sequence = db_->GetLatestSequenceNumber();
     if (record_written_ && sequence == last_synced_.sequence) return absl::OkStatus();
     SyncRecord record{.sync_count = last_synced_.sync_count + 1, .sequence = sequence, .files = {}};
-    KV_ASSIGN_OR_RETURN(record.files, growing_files_.Look(IsLogOrManifest));
-    KV_RETURN_IF_ERROR(FromRocksDb("sync the log", db_->SyncWAL()));
+    // Not by SyncWAL, which aborts the process when the last write has failed (an assertion that
+    // Debian's build of RocksDB keeps). What was written is with the operating system, so syncing
+    // the files does the same.
+    KV_ASSIGN_OR_RETURN(record.files, growing_files_.Sync());
     KV_RETURN_IF_ERROR(WriteSyncRecord(file_system_, SyncRecordPath(folder_), record));
     last_synced_ = std::move(record);
     record_written_ = true;
@@ -341,6 +356,8 @@ class Opener {
       if (remains) Note("CURRENT is missing");
       return remains;
     }
+    const std::vector<std::string> damaged_ssts = DamagedSsts(names);
+    if (!damaged_ssts.empty() && AnyIsLive(damaged_ssts)) return true;
     if (!record_) return false;
     for (const SyncedFile& file : record_->files) {
       const absl::Status status = CheckSyncedFile(file_system_, folder_, file);
@@ -353,6 +370,38 @@ class Opener {
     return false;
   }
 
+  // Reads all SSTs. It has to be known before the store is opened, because iterators of RocksDB 7.8
+  // may end at a damaged block without an error: a scan then misses rows, and a compaction drops
+  // them (fixed in 8.6).
+  std::vector<std::string> DamagedSsts(const std::vector<std::string>& names) {
+    std::vector<std::string> damaged;
+    for (const std::string& name : names) {
+      if (!name.ends_with(".sst")) continue;
+      rocksdb::SstFileReader reader{rocksdb::Options()};
+      rocksdb::Status status = reader.Open(absl::StrCat(folder_, "/", name));
+      if (status.ok()) status = reader.VerifyChecksum();
+      if (!status.ok()) {
+        Note(status.ToString());
+        damaged.push_back(name);
+      }
+    }
+    return damaged;
+  }
+
+  // False for what a crash has left of an SST that was being written.
+  bool AnyIsLive(const std::vector<std::string>& ssts) {
+    bool live = false;
+    const rocksdb::Status status =
+        ReadOnly(rocksdb::WALRecoveryMode::kPointInTimeRecovery, [&ssts, &live](rocksdb::DB& db) {
+          std::vector<rocksdb::LiveFileMetaData> files;
+          db.GetLiveFilesMetaData(&files);
+          for (const rocksdb::LiveFileMetaData& file : files) {
+            live |= std::find(ssts.begin(), ssts.end(), file.relative_filename) != ssts.end();
+          }
+        });
+    return live || IsDamage(status);
+  }
+
   // A log without a flaw is replayed in the mode that accepts none. Else in the mode that stops at
   // the flaw: the one between them would go on with the next log and leave a hole. It only tells
   // (without writing) whether the flaw is the end of what a crash has cut off, or damage.
@@ -361,7 +410,8 @@ class Opener {
       rocksdb::Status status = OpenDb(rocksdb::WALRecoveryMode::kAbsoluteConsistency);
       if (!status.IsCorruption()) return status;
       Note(status.ToString());
-      status = TryReadOnly(rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords);
+      status =
+          ReadOnly(rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords, [](rocksdb::DB&) {});
       log_damaged_ = !status.ok();
     }
     report_.log_truncated = log_damaged_;
@@ -371,6 +421,16 @@ class Opener {
   rocksdb::Status OpenDb(rocksdb::WALRecoveryMode mode) {
     rocksdb::DBOptions db_options = DbOptions(options_);
     db_options.wal_recovery_mode = mode;
+    rocksdb::Status status = OpenDb(db_options);
+    if (status.IsNoSpace()) {
+      // What is in the logs stays there instead of being written to SSTs.
+      db_options.avoid_flush_during_recovery = true;
+      status = OpenDb(db_options);
+    }
+    return status;
+  }
+
+  rocksdb::Status OpenDb(const rocksdb::DBOptions& db_options) {
     rocksdb::DB* db = nullptr;
     const rocksdb::Status status =
         rocksdb::DB::Open(db_options, folder_, TableDescriptors(options_), &tables_, &db);
@@ -378,13 +438,16 @@ class Opener {
     return status;
   }
 
-  rocksdb::Status TryReadOnly(rocksdb::WALRecoveryMode mode) {
+  // Opens the store without changing it, and closes it after `look`.
+  template <typename Look>
+  rocksdb::Status ReadOnly(rocksdb::WALRecoveryMode mode, Look look) {
     rocksdb::DBOptions db_options = DbOptions(options_);
     db_options.wal_recovery_mode = mode;
     rocksdb::DB* db = nullptr;
     std::vector<rocksdb::ColumnFamilyHandle*> tables;
     const rocksdb::Status status =
         rocksdb::DB::OpenForReadOnly(db_options, folder_, TableDescriptors(options_), &tables, &db);
+    if (status.ok()) look(*db);
     for (rocksdb::ColumnFamilyHandle* table : tables) {
       KV_CHECK(db->DestroyColumnFamilyHandle(table).ok());
     }

@@ -124,27 +124,31 @@ absl::Status CheckSyncedFile(FileSystem& file_system, const std::string& folder,
   return absl::OkStatus();
 }
 
-GrowingFiles::GrowingFiles(FileSystem& file_system, std::string folder)
-    : file_system_(file_system), folder_(std::move(folder)) {}
+GrowingFiles::GrowingFiles(FileSystem& file_system, std::string folder, NameFilter is_growing)
+    : file_system_(file_system), folder_(std::move(folder)), is_growing_(is_growing) {}
 
-absl::StatusOr<std::vector<SyncedFile>> GrowingFiles::Look(NameFilter is_growing) {
+absl::StatusOr<std::vector<SyncedFile>> GrowingFiles::Sync() {
   KV_ASSIGN_OR_RETURN(const std::vector<std::string> names, file_system_.List(folder_));
-  std::map<std::string, SyncedFile> seen;
+  std::map<std::string, SyncedFile> synced;
   for (const std::string& name : names) {
-    if (!is_growing(name)) continue;
+    if (!is_growing_(name)) continue;
     const auto opened = OpenToRead(file_system_, PathOf(folder_, name));
     if (absl::IsNotFound(opened.status())) continue;
     KV_RETURN_IF_ERROR(opened.status());
-    const auto known = known_.find(name);
-    SyncedFile file = known == known_.end() ? SyncedFile{.name = name} : known->second;
+    const auto known = synced_.find(name);
+    SyncedFile file = known == synced_.end() ? SyncedFile{.name = name} : known->second;
     KV_ASSIGN_OR_RETURN(const std::uint64_t size, (*opened)->Size());
-    KV_RETURN_IF_ERROR(Extend(**opened, size, file));
-    seen.emplace(name, std::move(file));
+    if (known == synced_.end() || file.bytes < size) {
+      KV_RETURN_IF_ERROR(Extend(**opened, size, file));
+      KV_RETURN_IF_ERROR((*opened)->SyncData());
+    }
+    synced.emplace(name, std::move(file));
   }
-  known_ = std::move(seen);
+  KV_RETURN_IF_ERROR(file_system_.SyncFolder(folder_));
+  synced_ = std::move(synced);
 
   std::vector<SyncedFile> files;
-  for (const auto& [name, file] : known_) files.push_back(file);
+  for (const auto& [name, file] : synced_) files.push_back(file);
   return files;
 }
 

@@ -49,22 +49,22 @@ absl::Status WriteSyncRecord(FileSystem& file_system, const std::string& path,
 absl::Status CheckSyncedFile(FileSystem& file_system, const std::string& folder,
                              const SyncedFile& file);
 
-// Keeps the checksums of the growing files of a folder up to date, reading only what is new.
-// Not thread-safe.
+// The files of a folder that only grow. Reads and syncs only what is new. Not thread-safe.
 class GrowingFiles {
  public:
   // `file_system` outlives this object.
-  GrowingFiles(FileSystem& file_system, std::string folder);
-
-  // The files of the folder whose name `is_growing` accepts, as they are now. Files that vanish
-  // meanwhile are left out.
   using NameFilter = bool (*)(std::string_view name);
-  absl::StatusOr<std::vector<SyncedFile>> Look(NameFilter is_growing);
+  GrowingFiles(FileSystem& file_system, std::string folder, NameFilter is_growing);
+
+  // Makes the files durable as they are now and returns what that was. Files that vanish meanwhile
+  // are left out.
+  absl::StatusOr<std::vector<SyncedFile>> Sync();
 
  private:
   FileSystem& file_system_;
   const std::string folder_;
-  std::map<std::string, SyncedFile> known_;
+  const NameFilter is_growing_;
+  std::map<std::string, SyncedFile> synced_;
 };
 
 }  // namespace kvtrie
