@@ -114,11 +114,11 @@ TEST(ModelSpecTest, DigestDependsOnEveryField) {
       [](ModelSpec& s) { s.rope.pairing = RopePairing::kInterleaved; },
       [](ModelSpec& s) { s.rope.theta = 20000; },
       [](ModelSpec& s) { s.rope.rotary_dims = 32; },
-      [](ModelSpec& s) { s.rope.scaling = "x"; },
+      [](ModelSpec& s) { s.rope.scaling += 'x'; },
       [](ModelSpec& s) { s.tensor_parallel_size = 2; },
-      [](ModelSpec& s) { s.adapter = "x"; },
+      [](ModelSpec& s) { s.adapter += 'x'; },
       [](ModelSpec& s) { s.block_tokens = 8; },
-      [](ModelSpec& s) { s.layout_tag = "x"; },
+      [](ModelSpec& s) { s.layout_tag += 'x'; },
   };
   const ModelId plain = PlainSpec().Digest();
   for (std::size_t i = 0; i < std::size(changes); ++i) {
