@@ -1,6 +1,8 @@
 #include "storage/engine/engine.h"
 
 #include <algorithm>
+#include <limits>
+#include <random>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -24,6 +26,12 @@ absl::Status NoSuchModel(const ModelId& model) {
       absl::StrCat("model_id ", model.ToHex(), ": not registered; call RegisterModel first"));
 }
 
+// Differs for every run, so that watchers see that the numbers begin again.
+std::uint64_t NewEpoch() {
+  std::random_device device;
+  return std::uint64_t{device()} << 32 | device();
+}
+
 absl::Status NoSuchNode() { return absl::NotFoundError("selection: nothing of it is stored"); }
 
 }  // namespace
@@ -31,7 +39,7 @@ absl::Status NoSuchNode() { return absl::NotFoundError("selection: nothing of it
 Engine::Core::Core(const EngineOptions& options, Clock& clock)
     : options_(options),
       clock_(clock),
-      events_(static_cast<std::uint64_t>(clock.UnixSeconds()), options.event_log_max),
+      events_(NewEpoch(), options.event_log_max),
       put_budget_(options.put_memory_bytes),
       tier_(options.memory_tier_bytes),
       index_(options.token_cache_bytes) {}
@@ -118,12 +126,14 @@ std::size_t Engine::Core::CompareWithRows(const std::vector<std::pair<NodeRef, T
     const auto wanted = path.tokens(block);
     absl::StatusOr<NodeRow> row = absl::NotFoundError("");
     if (text.ok() && text->has_value()) row = NodeRow::Decode(**text);
-    if (!row.ok() ||
-        !std::equal(row->tokens.begin(), row->tokens.end(), wanted.begin(), wanted.end())) {
+    const bool is_wanted = row.ok() && std::equal(row->tokens.begin(), row->tokens.end(),
+                                                  wanted.begin(), wanted.end());
+    // Kept even when they are others: then the next walk passes this node by.
+    if (row.ok()) loaded.emplace_back(block, std::move(row->tokens));
+    if (!is_wanted) {
       good_blocks = block;
       break;
     }
-    loaded.emplace_back(block, std::move(row->tokens));
   }
   absl::MutexLock lock(&index_mutex_);
   for (const auto& [block, tokens] : loaded) {
@@ -137,22 +147,29 @@ std::optional<Engine::Core::Walked> Engine::Core::Walk(ModelSlot slot, TenantId 
                                                        const PathView& path,
                                                        std::uint32_t block_tokens,
                                                        Quality min_quality, bool may_block) {
+  // Nodes of equal hash that stand in the way of the right one; more than one is beyond chance.
+  constexpr int kWalksMax = 4;
   const HashedPath hashed(*hasher_, tenant, path, block_tokens);
   Walked walked{{}, 0, hashed.block_count(), hashed.ignored_tail_tokens()};
-  std::vector<std::uint32_t> unverified;
-  {
-    absl::ReaderMutexLock lock(&index_mutex_);
-    WalkResult found = index_.Walk(slot, *hasher_, hashed, min_quality, NowSeconds());
-    if (!found.unverified.empty() && !may_block) return std::nullopt;
-    walked.nodes.reserve(found.refs.size());
-    for (const NodeRef ref : found.refs) {
-      walked.nodes.emplace_back(ref, index_.node(ref).id);
-      walked.exact_blocks += index_.node(ref).on_lossy == 0 ? 1 : 0;
+  for (int walk = 0; walk < kWalksMax; ++walk) {
+    std::vector<std::uint32_t> unverified;
+    walked.nodes.clear();
+    walked.exact_blocks = 0;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      WalkResult found = index_.Walk(slot, *hasher_, hashed, min_quality, NowSeconds());
+      if (!found.unverified.empty() && !may_block) return std::nullopt;
+      walked.nodes.reserve(found.refs.size());
+      for (const NodeRef ref : found.refs) {
+        walked.nodes.emplace_back(ref, index_.node(ref).id);
+        walked.exact_blocks += index_.node(ref).on_lossy == 0 ? 1 : 0;
+      }
+      unverified = std::move(found.unverified);
     }
-    unverified = std::move(found.unverified);
-  }
-  if (!unverified.empty()) {
+    if (unverified.empty()) break;
+    const std::size_t found_blocks = walked.nodes.size();
     walked.nodes.resize(CompareWithRows(walked.nodes, unverified, tenant, hashed));
+    if (walked.nodes.size() == found_blocks) break;
   }
   return walked;
 }
@@ -504,11 +521,18 @@ std::vector<PinInfo> Engine::Core::ListPins(TenantId tenant) {
   return infos;
 }
 
+std::uint32_t Engine::Core::ExpiryOf(std::chrono::seconds ttl) const {
+  if (ttl.count() == 0) return 0;
+  const std::int64_t left = std::int64_t{std::numeric_limits<std::uint32_t>::max()} - NowSeconds();
+  return NowSeconds() + static_cast<std::uint32_t>(std::min<std::int64_t>(ttl.count(), left));
+}
+
 absl::StatusOr<std::uint64_t> Engine::Core::SetRetention(TenantId tenant,
                                                          const Selection& selection,
                                                          std::chrono::seconds ttl,
                                                          std::uint32_t priority) {
   if (priority > 15) return absl::InvalidArgumentError("priority: must be between 0 and 15");
+  if (ttl.count() < 0) return absl::InvalidArgumentError("ttl: must not be negative");
   std::vector<std::pair<NodeRef, TrieNodeId>> nodes;
   if (selection.model || selection.all) {
     absl::ReaderMutexLock lock(&index_mutex_);
@@ -527,8 +551,7 @@ absl::StatusOr<std::uint64_t> Engine::Core::SetRetention(TenantId tenant,
     KV_ASSIGN_OR_RETURN(nodes, SelectPath(tenant, selection));
     if (nodes.empty()) return NoSuchNode();
   }
-  const std::uint32_t expires =
-      ttl.count() == 0 ? 0 : NowSeconds() + static_cast<std::uint32_t>(ttl.count());
+  const std::uint32_t expires = ExpiryOf(ttl);
 
   std::uint64_t changed = 0;
   constexpr std::size_t kRowsPerBatch = 1024;
@@ -597,8 +620,9 @@ absl::StatusOr<std::vector<NodeInfo>> Engine::Core::ListChildren(TenantId tenant
   absl::ReaderMutexLock lock(&index_mutex_);
   KV_ASSIGN_OR_RETURN(const ModelSlot slot, FindRegistered(tenant, model));
   NodeRef child = index_.model(slot).first_child;
+  NodeRef parent_ref = 0;
   if (!parent.empty()) {
-    const NodeRef ref = index_.FindById(parent);
+    const NodeRef ref = parent_ref = index_.FindById(parent);
     if (ref == 0 || index_.node(ref).model != slot) {
       return absl::NotFoundError("parent_id: no such trie node in this model");
     }
@@ -606,7 +630,9 @@ absl::StatusOr<std::vector<NodeInfo>> Engine::Core::ListChildren(TenantId tenant
   }
   if (!after.empty()) {
     const NodeRef ref = index_.FindById(after);
-    if (ref == 0) return absl::NotFoundError("page_token: its trie node is gone; start again");
+    if (ref == 0 || index_.node(ref).model != slot || index_.parent(ref) != parent_ref) {
+      return absl::NotFoundError("page_token: its trie node is gone; start again");
+    }
     child = index_.node(ref).next_sibling;
   }
   std::vector<NodeInfo> infos;

@@ -153,6 +153,9 @@ class Engine::Core {
 
   enum class RemovalReason { kEvicted, kExpired, kDeleted, kCorrupt };
 
+  // When what gets `ttl` now is to end; 0 = never. Ends that a row cannot hold are as good as never
+  // coming.
+  std::uint32_t ExpiryOf(std::chrono::seconds ttl) const;
   std::uint32_t NowSeconds() const { return static_cast<std::uint32_t>(clock_.UnixSeconds()); }
 
   // engine.cc
@@ -228,6 +231,7 @@ class Engine::Core {
   // engine_recovery.cc
   absl::Status OpenStores(const OpenProgress& progress);
   absl::Status LoadModels();
+  absl::Status SaveModels();
   absl::Status LoadNodes(const OpenProgress& progress);
   absl::Status RebuildFromSegments(const OpenProgress& progress);
   absl::Status LoadIdentity();

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -49,6 +50,32 @@ std::string TriePutSession::MakeDescriptor(std::uint32_t block) const {
   descriptor.node = blocks[block].id;
   descriptor.row = MakeRow(block);
   return descriptor.Encode();
+}
+
+// That what the rows of a put will hold can be stored.
+absl::Status CheckAnnouncement(const PutAnnouncement& put) {
+  if (put.path.salt.size() > kSaltBytesMax) return absl::InvalidArgumentError("salt: too long");
+  if (put.session_id.size() > kSessionIdBytesMax) {
+    return absl::InvalidArgumentError("session_id: too long");
+  }
+  const ExtraKey* before = nullptr;
+  for (const ExtraKey& extra : put.path.extra_keys) {
+    if (extra.key.size() > kExtraKeyBytesMax) {
+      return absl::InvalidArgumentError("extra_keys: a key is too long");
+    }
+    if (before != nullptr && before->block_index >= extra.block_index) {
+      return absl::InvalidArgumentError("extra_keys: block_index must ascend");
+    }
+    before = &extra;
+  }
+  const bool surprisals_hold =
+      std::all_of(put.block_surprisal_bits.begin(), put.block_surprisal_bits.end(),
+                  [](float bits) { return std::isfinite(bits) && !std::signbit(bits); });
+  if (!surprisals_hold) {
+    return absl::InvalidArgumentError("block_surprisal_bits: must be finite and not negative");
+  }
+  if (put.ttl.count() < 0) return absl::InvalidArgumentError("ttl: must not be negative");
+  return absl::OkStatus();
 }
 
 // What the caller holds: forwards, and closes the session when it goes.
@@ -127,6 +154,7 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
         absl::StrCat("tokens: at most ", kPathTokensMax, " are allowed"));
   }
   if (put.priority > 15) return absl::InvalidArgumentError("priority: must be between 0 and 15");
+  KV_RETURN_IF_ERROR(CheckAnnouncement(put));
 
   auto session = std::make_shared<TriePutSession>();
   {
@@ -151,9 +179,7 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   session->durable = put.durable;
   session->priority = put.priority;
   session->created_unix_seconds = clock_.UnixSeconds();
-  if (put.ttl.count() > 0) {
-    session->expires_seconds = NowSeconds() + static_cast<std::uint32_t>(put.ttl.count());
-  }
+  session->expires_seconds = ExpiryOf(put.ttl);
   session->ignored_tail_tokens = hashed.ignored_tail_tokens();
   session->blocks.resize(block_count);
   session->begun.resize(block_count);
@@ -197,6 +223,8 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
       session->hold = {ref, block.id};
     } else if (index >= put.first_block) {
       session->missing_blocks.push_back(index);
+    } else {
+      block.state = TriePutSession::State::kFailed;  // nobody will send it
     }
   }
   if (session->hold.ref != 0) holds_.Take(session->hold);
@@ -303,6 +331,8 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
   std::vector<PendingNode> pending;
   absl::flat_hash_map<TrieNodeId, std::size_t> pending_ids;
   std::vector<PublishItem> ready;  // items of `pending`, same order
+  // Blocks that another session of this group publishes: stored once that is written.
+  std::vector<std::pair<PublishItem, std::size_t>> twins;
 
   const auto conclude = [&](PublishItem& item, absl::StatusOr<PutBlockResult> result) {
     if (item.at && (!result.ok() || result->outcome == PutOutcome::kDuplicate)) {
@@ -364,9 +394,11 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
     }
     TriePutSession::Block& block = session.blocks[item.block];
     if (!item.failure.ok()) {
+      const absl::Status why = item.failure;
       if (block.state == State::kMissing) {
-        const absl::Status why = item.failure;
         fail(std::move(item), why);
+      } else {
+        conclude(item, why);
       }
       continue;
     }
@@ -384,7 +416,8 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
     }
     NodeRef existing = 0;
     bool parent_is_there = true;
-    bool is_duplicate = pending_ids.contains(block.id);
+    const auto same_in_group = pending_ids.find(block.id);
+    bool is_duplicate = same_in_group != pending_ids.end();
     {
       absl::ReaderMutexLock lock(&index_mutex_);
       if (item.block > 0) {
@@ -406,6 +439,11 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
     if (const auto next = session.parked.find(item.block + 1); next != session.parked.end()) {
       work.push_back(std::move(next->second));
       session.parked.erase(next);
+    }
+    if (same_in_group != pending_ids.end()) {
+      block.state = State::kPending;
+      twins.emplace_back(std::move(item), same_in_group->second);
+      continue;
     }
     if (is_duplicate) {
       block.state = State::kStored;
@@ -449,6 +487,15 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
     pending[i].session->blocks[pending[i].block].state = State::kStored;
     pending[i].item = &ready[i];
     published.push_back(std::move(pending[i]));
+  }
+  for (auto& [item, original] : twins) {
+    const TrieNodeId id = item.session->blocks[item.block].id;
+    if (const absl::Status& status = written[item.session->tenant]; !status.ok()) {
+      fail(std::move(item), status);
+    } else {
+      item.session->blocks[item.block].state = State::kStored;
+      conclude(item, PutBlockResult{id, PutOutcome::kDuplicate});
+    }
   }
   AddToIndex(published);
   for (PendingNode& node : published) {

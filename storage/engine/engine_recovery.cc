@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <random>
 #include <utility>
 
@@ -56,6 +57,26 @@ StoreConfig NewIdentity() {
   }
   return config;
 }
+
+// Changes of many tenants, since a batch belongs to one.
+class BatchesByTenant {
+ public:
+  MetaBatch& Of(TenantId tenant) { return batches_.try_emplace(tenant, tenant).first->second; }
+  std::size_t change_count() const {
+    std::size_t count = 0;
+    for (const auto& [tenant, batch] : batches_) count += batch.changes().size();
+    return count;
+  }
+  // Writes and forgets them.
+  absl::Status WriteTo(MetaStore& meta) {
+    const auto batches = std::exchange(batches_, {});
+    for (const auto& [tenant, batch] : batches) KV_RETURN_IF_ERROR(meta.Write(batch));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::map<TenantId, MetaBatch> batches_;
+};
 
 // Tells progress about once a second.
 class ProgressMeter {
@@ -132,6 +153,7 @@ absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
     KV_RETURN_IF_ERROR(MoveAsideRocksDbMetaStore(meta_folder()));
     KV_RETURN_IF_ERROR(open_meta());
     KV_RETURN_IF_ERROR(LoadIdentity());
+    KV_RETURN_IF_ERROR(SaveModels());
     recovery_.rebuilt_from_segments = true;
     loaded = absl::OkStatus();
   }
@@ -156,16 +178,19 @@ absl::Status Engine::Core::LoadIdentity() {
   const bool file_is_good = config.ok();
   const auto row = meta_->Get(MetaTable::kStore, row_key);
   const bool has_row = row.ok() && row->has_value();
+  if (absl::IsFailedPrecondition(config.status()) || absl::IsUnimplemented(config.status())) {
+    return absl::FailedPreconditionError("data_dir: written by a newer version of kvtrie");
+  }
   if (!config.ok() && has_row) config = StoreConfig::Decode(**row);
+  if (absl::IsFailedPrecondition(config.status()) || absl::IsUnimplemented(config.status())) {
+    return absl::FailedPreconditionError("data_dir: written by a newer version of kvtrie");
+  }
   if (!config.ok()) {
     if (!absl::IsNotFound(config.status())) {
       recovery_.notes.push_back(
           "the store's identity is lost; blocks that were stored are not found any more");
     }
     config = NewIdentity();
-  }
-  if (config->version > StoreConfig::kVersion) {
-    return absl::FailedPreconditionError("data_dir: written by a newer version of kvtrie");
   }
   if (!file_is_good) {
     KV_RETURN_IF_ERROR(WriteIdentityFile(options_.data_dir, identity_path(), *config));
@@ -181,8 +206,6 @@ absl::Status Engine::Core::LoadIdentity() {
 }
 
 absl::Status Engine::Core::LoadModels() {
-  std::vector<std::string> bad_keys;
-  absl::Status fault;
   KV_RETURN_IF_ERROR(
       meta_->Scan(MetaTable::kModels, "", "", [&](std::string_view key, std::string_view value) {
         const auto row_key = ModelRowKey::Decode(key);
@@ -202,12 +225,27 @@ absl::Status Engine::Core::LoadModels() {
   return absl::OkStatus();
 }
 
+// The rows of all models that are in memory, into an empty store.
+absl::Status Engine::Core::SaveModels() {
+  BatchesByTenant batches;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (const auto& [slot, model] : models_) {
+      const ModelRoot& root = index_.model(slot);
+      batches.Of(root.tenant)
+          .Put(MetaTable::kModels, ModelRowKey{root.tenant, root.model}.Encode(),
+               model->spec.Encode());
+    }
+  }
+  return batches.WriteTo(*meta_);
+}
+
 absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
   ProgressMeter meter(progress);
   // By node ref: nodes are linked once all are there, since rows come in the order of their ids.
-  std::vector<TrieNodeId> parents(1);
+  std::vector<TrieNodeId> parents;
   std::vector<std::string> bad_keys;
-  std::vector<NodeRef> frameless;
+  std::uint64_t alien_rows = 0;
   const std::uint32_t now = NowSeconds();
 
   // Everything is read before anything is kept: a damaged table is rebuilt as a whole.
@@ -215,8 +253,12 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       meta_->Scan(MetaTable::kNodes, "", "", [&](std::string_view key, std::string_view value) {
         meter.Count("loading trie nodes");
         const auto row_key = NodeRowKey::Decode(key);
+        if (!row_key) {
+          ++alien_rows;
+          return true;
+        }
         const auto row = NodeRow::Decode(value);
-        if (!row_key || !row.ok()) {
+        if (!row.ok()) {
           bad_keys.emplace_back(key);
           return true;
         }
@@ -226,9 +268,6 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
           const RungRow& rung = row->rungs.front();
           frame = {rung.segment, rung.offset_pages, rung.record_bytes};
           quality = rung.quality;
-          if (!payload_->MarkLive({frame.segment, frame.offset_pages, frame.record_bytes}).ok()) {
-            frame = {};
-          }
         }
         absl::MutexLock lock(&index_mutex_);
         // A model whose row is lost keeps its nodes until it is registered again.
@@ -249,18 +288,20 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
              .expires_seconds = static_cast<std::uint32_t>(row->expires_unix_seconds),
              .priority = row->priority,
              .depth = row->depth});
-        parents.resize(std::max<std::size_t>(parents.size(), ref + 1));
+        parents.resize(index_.ref_end());
         parents[ref] = row->parent;
-        if (!row->rungs.empty() && frame.segment == 0) frameless.push_back(ref);
         if (row->expires_unix_seconds != 0) {
           expiries_.emplace(std::max(now, static_cast<std::uint32_t>(row->expires_unix_seconds)),
                             row_key->node);
         }
         return true;
       });
-  std::vector<NodeRef> dropped;
+  if (alien_rows > 0) {
+    recovery_.notes.push_back(absl::StrCat(alien_rows, " rows have no key of a trie node"));
+  }
+  BatchesByTenant batches;
   std::vector<PayloadLocation> unreferenced;
-  MetaBatch batch(kBuiltInTenant);
+  std::vector<NodeRef> lost_frames;  // their rows still name a record
   {
     absl::MutexLock lock(&index_mutex_);
     if (!scanned.ok()) {
@@ -272,39 +313,57 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       return scanned;
     }
     std::vector<NodeRef> orphans;
+    std::vector<NodeRef> frameless;
     for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
+      if (!index_.alive(ref)) continue;
+      const IndexNode& node = index_.node(ref);
+      if (node.has_frame() &&
+          !payload_
+               ->MarkLive({node.frame.segment, node.frame.offset_pages, node.frame.record_bytes})
+               .ok()) {
+        index_.SetFrame(ref, FrameRef{}, Quality::kExact);
+        lost_frames.push_back(ref);
+      }
+      if (!node.has_frame()) frameless.push_back(ref);
       NodeRef parent = 0;
       if (!parents[ref].empty()) {
         parent = index_.FindById(parents[ref]);
-        if (parent == 0 || index_.node(parent).model != index_.node(ref).model ||
-            index_.node(parent).depth + 1 != index_.node(ref).depth) {
+        if (parent == 0 || index_.node(parent).model != node.model ||
+            index_.node(parent).depth + 1 != node.depth) {
           orphans.push_back(ref);
           continue;
         }
       }
       index_.Link(ref, parent);
     }
-    for (const NodeRef orphan : orphans) CollectSubtree(orphan, &dropped);
-    // A block whose payload is gone: useless at the end of a path, else it waits to be put again.
-    for (const NodeRef ref : frameless) {
-      if (index_.alive(ref) && index_.node(ref).is_leaf() &&
-          std::find(dropped.begin(), dropped.end(), ref) == dropped.end()) {
-        dropped.push_back(ref);
-      }
-    }
-    for (const NodeRef ref : dropped) {
+    const auto drop = [&](NodeRef ref) ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_) {
       const IndexNode& node = index_.node(ref);
-      batch.Delete(MetaTable::kNodes,
-                   NodeRowKey{index_.model(node.model).tenant, node.id}.Encode());
+      const TenantId tenant = index_.model(node.model).tenant;
+      batches.Of(tenant).Delete(MetaTable::kNodes, NodeRowKey{tenant, node.id}.Encode());
       if (node.has_frame()) {
         unreferenced.push_back(
             {node.frame.segment, node.frame.offset_pages, node.frame.record_bytes});
       }
       index_.Erase(ref);
+      ++recovery_.nodes_dropped;
+    };
+    std::vector<NodeRef> dropped;
+    for (const NodeRef orphan : orphans) CollectSubtree(orphan, &dropped);
+    for (const NodeRef ref : dropped) drop(ref);
+    // A block whose payload is gone: useless at the end of a path, else it waits to be put again.
+    std::erase_if(frameless, [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+      return !index_.alive(ref);
+    });
+    std::sort(frameless.begin(), frameless.end(),
+              [this](NodeRef a, NodeRef b) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+                return index_.node(a).depth > index_.node(b).depth;
+              });
+    for (const NodeRef ref : frameless) {
+      if (index_.node(ref).is_leaf()) drop(ref);
     }
     index_.FinishLoading();
     recovery_.nodes_loaded = index_.node_count();
-    recovery_.nodes_dropped = dropped.size() + bad_keys.size();
+    recovery_.nodes_dropped += bad_keys.size();
   }
   {
     absl::MutexLock lock(&sync_mutex_);
@@ -313,30 +372,29 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       pending_free_bytes_ += at.disk_bytes();
     }
   }
-  for (const std::string& key : bad_keys) batch.Delete(MetaTable::kNodes, key);
-  // Rows that still name lost payload.
-  for (const NodeRef ref : frameless) {
-    std::string row_key;
+  for (const std::string& key : bad_keys) {
+    batches.Of(NodeRowKey::Decode(key)->tenant).Delete(MetaTable::kNodes, key);
+  }
+  for (const NodeRef ref : lost_frames) {
+    NodeRowKey row_key;
     {
       absl::ReaderMutexLock lock(&index_mutex_);
       if (!index_.alive(ref)) continue;
-      row_key =
-          NodeRowKey{index_.model(index_.node(ref).model).tenant, index_.node(ref).id}.Encode();
+      row_key = {index_.model(index_.node(ref).model).tenant, index_.node(ref).id};
     }
-    const auto text = meta_->Get(MetaTable::kNodes, row_key);
+    const auto text = meta_->Get(MetaTable::kNodes, row_key.Encode());
     if (!text.ok() || !text->has_value()) continue;
     auto row = NodeRow::Decode(**text);
     if (!row.ok()) continue;
     row->rungs.clear();
-    batch.Put(MetaTable::kNodes, row_key, row->Encode());
+    batches.Of(row_key.tenant).Put(MetaTable::kNodes, row_key.Encode(), row->Encode());
   }
-  if (!batch.empty()) KV_RETURN_IF_ERROR(meta_->Write(batch));
-  return absl::OkStatus();
+  return batches.WriteTo(*meta_);
 }
 
 absl::Status Engine::Core::RebuildFromSegments(const OpenProgress& progress) {
   ProgressMeter meter(progress);
-  MetaBatch batch(kBuiltInTenant);
+  BatchesByTenant batches;
   absl::Status written;
   KV_RETURN_IF_ERROR(payload_->Scan([&](const PayloadLocation& at, std::string_view bytes) {
     meter.Count("rebuilding metadata from segments");
@@ -345,28 +403,28 @@ absl::Status Engine::Core::RebuildFromSegments(const OpenProgress& progress) {
     NodeRow row = std::move(descriptor->row);
     row.rungs = {
         {descriptor->rung, descriptor->quality, at.segment, at.offset_pages, at.record_bytes}};
-    batch.Put(MetaTable::kNodes, NodeRowKey{descriptor->tenant, descriptor->node}.Encode(),
-              row.Encode());
-    if (batch.changes().size() < kRowsPerBatch) return;
-    written = meta_->Write(batch);
-    batch = MetaBatch(kBuiltInTenant);
+    batches.Of(descriptor->tenant)
+        .Put(MetaTable::kNodes, NodeRowKey{descriptor->tenant, descriptor->node}.Encode(),
+             row.Encode());
+    if (batches.change_count() >= kRowsPerBatch) written = batches.WriteTo(*meta_);
   }));
   KV_RETURN_IF_ERROR(written);
-  if (!batch.empty()) KV_RETURN_IF_ERROR(meta_->Write(batch));
+  KV_RETURN_IF_ERROR(batches.WriteTo(*meta_));
   return LoadNodes(progress);
 }
 
 void Engine::Core::LoadPins() {
   const std::int64_t now = clock_.UnixSeconds();
-  MetaBatch batch(kBuiltInTenant);
+  BatchesByTenant batches;
   const absl::Status scanned =
       meta_->Scan(MetaTable::kPins, "", "", [&](std::string_view key, std::string_view value) {
         const auto row_key = PinRowKey::Decode(key);
+        if (!row_key) return true;
         const auto row = PinRow::Decode(value);
         absl::MutexLock lock(&index_mutex_);
-        const NodeRef ref = row_key && row.ok() ? index_.FindById(row->node) : 0;
+        const NodeRef ref = row.ok() ? index_.FindById(row->node) : 0;
         if (ref == 0 || row->end_unix_seconds <= now) {
-          batch.Delete(MetaTable::kPins, std::string(key));
+          batches.Of(row_key->tenant).Delete(MetaTable::kPins, std::string(key));
           return true;
         }
         HoldTable::Pin pin{.tenant = row_key->tenant,
@@ -381,7 +439,7 @@ void Engine::Core::LoadPins() {
         return true;
       });
   if (!scanned.ok()) recovery_.notes.push_back("pins could not be read; they are dropped");
-  if (!batch.empty() && !meta_->Write(batch).ok()) {
+  if (!batches.WriteTo(*meta_).ok()) {
     recovery_.notes.push_back("ended pins could not be removed");
   }
 }

@@ -394,11 +394,12 @@ void Engine::Core::DropCorruptFrame(const StoredFrame& frame) {
 void Engine::Core::ExpireNodes() {
   absl::MutexLock change(&change_mutex_);
   std::vector<NodeRef> refs;
+  std::vector<Expiry> roots;
+  std::vector<Expiry> later;
   {
     absl::MutexLock lock(&index_mutex_);
     const std::uint32_t now = NowSeconds();
     absl::flat_hash_set<NodeRef> taken;
-    std::vector<Expiry> later;
     while (!expiries_.empty() && expiries_.top().first <= now) {
       const TrieNodeId id = expiries_.top().second;
       expiries_.pop();
@@ -414,14 +415,18 @@ void Engine::Core::ExpireNodes() {
         later.emplace_back(now + 1, id);  // nobody finds it any more; readers may finish
         continue;
       }
+      roots.emplace_back(now + 1, id);
       for (const NodeRef ref : subtree) {
         if (taken.insert(ref).second) refs.push_back(ref);
       }
     }
-    for (const Expiry& expiry : later) expiries_.push(expiry);
   }
   DeletedCount count;
-  Unlink(refs, RemovalReason::kExpired, &count).IgnoreError();
+  if (!Unlink(refs, RemovalReason::kExpired, &count).ok()) {
+    later.insert(later.end(), roots.begin(), roots.end());  // tried again
+  }
+  absl::MutexLock lock(&index_mutex_);
+  for (const Expiry& expiry : later) expiries_.push(expiry);
 }
 
 void Engine::Core::DropEndedPins() {

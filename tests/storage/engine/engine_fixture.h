@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -8,7 +11,9 @@
 #include <filesystem>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -77,21 +82,25 @@ inline std::vector<TokenId> SessionTokens(std::uint64_t seed, std::size_t count)
 }
 
 // Bytes that tell whose they are: of block `block` of a path, from all that makes its identity.
-inline std::vector<std::byte> PatternBlock(std::span<const TokenId> tokens, std::uint32_t block,
-                                           std::size_t bytes, std::string_view salt = {}) {
-  const auto prefix = tokens.first(std::size_t{block + 1} * kTestBlockTokens);
-  std::uint32_t seed = Crc32c(std::as_bytes(prefix));
-  seed = Crc32c({reinterpret_cast<const std::byte*>(salt.data()), salt.size()}, seed);
+inline std::vector<std::byte> PatternBlock(const PathView& path, std::uint32_t block_tokens,
+                                           std::uint32_t block, std::size_t bytes) {
+  std::uint32_t seed = Crc32c(std::as_bytes(std::span(path.model.bytes)));
+  seed = Crc32c(std::as_bytes(path.tokens.first(std::size_t{block + 1} * block_tokens)), seed);
+  seed = Crc32c(std::as_bytes(std::span(path.salt)), seed);
+  for (const ExtraKey& extra : path.extra_keys) {
+    if (extra.block_index <= block) seed = Crc32c(std::as_bytes(std::span(extra.key)), seed);
+  }
   std::mt19937 random(seed);
   std::vector<std::byte> pattern(bytes);
-  for (std::size_t at = 0; at + 4 <= bytes; at += 4) {
+  for (std::size_t at = 0; at < bytes; at += 4) {
     const auto word = static_cast<std::uint32_t>(random());
-    std::memcpy(pattern.data() + at, &word, 4);
+    std::memcpy(pattern.data() + at, &word, std::min<std::size_t>(4, bytes - at));
   }
   return pattern;
 }
 
-// An engine in a folder of its own, with a clock that stands still.
+// An engine in a folder of its own, with a clock that stands still and maintenance that runs when
+// the test says so.
 class EngineFixture : public testing::Test {
  protected:
   EngineFixture() {
@@ -99,42 +108,65 @@ class EngineFixture : public testing::Test {
     options_.disk_limit_bytes = std::uint64_t{256} << 20;
     options_.segment_bytes = std::uint64_t{4} << 20;
     options_.memory_tier_bytes = std::uint64_t{32} << 20;
+    options_.sync_interval = std::chrono::hours(1);
   }
 
   void Open() {
     auto engine = Engine::OpenEmbedded(options_, clock_);
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
-    auto model = engine_->RegisterModel(kBuiltInTenant, TestModelSpec());
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = model->id;
-    raw_block_bytes_ = model->raw_block_bytes;
+    UseModel(spec_);
   }
   void Reopen() {
     engine_.reset();
     Open();
   }
-
-  PathView PathOf(std::span<const TokenId> tokens, std::string_view salt = {}) const {
-    return {.model = model_, .tokens = tokens, .salt = salt, .extra_keys = {}};
+  // What the calls below work with.
+  void UseModel(const ModelSpec& spec) {
+    auto model = engine_->RegisterModel(tenant_, spec);
+    ASSERT_TRUE(model.ok()) << model.status();
+    spec_ = spec;
+    model_ = model->id;
+    raw_block_bytes_ = model->raw_block_bytes;
   }
 
-  // Puts all missing blocks of a path; the status of each that was sent.
-  std::vector<absl::StatusOr<PutBlockResult>> Put(PutAnnouncement put) {
-    auto session = engine_->BeginPut(kBuiltInTenant, put);
+  PathView PathOf(std::span<const TokenId> tokens, std::string_view salt = {},
+                  std::span<const ExtraKey> extra_keys = {}) const {
+    return {.model = model_, .tokens = tokens, .salt = salt, .extra_keys = extra_keys};
+  }
+
+  std::vector<std::byte> Pattern(const PathView& path, std::uint32_t block) const {
+    return PatternBlock(path, spec_.block_tokens, block, raw_block_bytes_);
+  }
+
+  // A block of a put with all its bytes, ready to be finished.
+  absl::StatusOr<std::unique_ptr<BlockWriter>> FilledBlock(PutSession& session,
+                                                           const PathView& path,
+                                                           std::uint32_t block) {
+    auto writer = session.StartBlock(block, PutSession::Encoding::kRaw, raw_block_bytes_);
+    if (!writer.ok()) return writer.status();
+    const auto bytes = Pattern(path, block);
+    const std::span<const std::byte> piece = bytes;
+    if (absl::Status status = (*writer)->AppendChunk({&piece, 1}, Crc32c(bytes)); !status.ok()) {
+      return status;
+    }
+    return writer;
+  }
+
+  // Puts all missing blocks of a path (or the first `block_count_max` of them); the status of each
+  // that was sent.
+  using PutResults = std::vector<absl::StatusOr<PutBlockResult>>;
+  PutResults Put(const PutAnnouncement& put, std::size_t block_count_max = SIZE_MAX) {
+    auto session = engine_->BeginPut(tenant_, put);
     if (!session.ok()) return {session.status()};
-    const auto missing = (*session)->missing_blocks();
-    std::vector<absl::StatusOr<PutBlockResult>> results(missing.size(),
-                                                        absl::UnknownError("no answer"));
+    auto missing = (*session)->missing_blocks();
+    missing.resize(std::min(missing.size(), block_count_max));
+    PutResults results(missing.size(), absl::UnknownError("no answer"));
     absl::Mutex mutex;
     std::size_t open = missing.size();
     for (std::size_t i = 0; i < missing.size(); ++i) {
-      auto writer =
-          (*session)->StartBlock(missing[i], PutSession::Encoding::kRaw, raw_block_bytes_);
+      auto writer = FilledBlock(**session, put.path, missing[i]);
       EXPECT_TRUE(writer.ok()) << writer.status();
-      const auto bytes = PatternBlock(put.path.tokens, missing[i], raw_block_bytes_, put.path.salt);
-      const std::span<const std::byte> piece = bytes;
-      EXPECT_TRUE((*writer)->AppendChunk({&piece, 1}, Crc32c(bytes)).ok());
       (*session)->FinishBlock(*std::move(writer), [&, i](absl::StatusOr<PutBlockResult> result) {
         absl::MutexLock lock(&mutex);
         results[i] = std::move(result);
@@ -146,23 +178,34 @@ class EngineFixture : public testing::Test {
     mutex.Await(absl::Condition(&none_open));
     return results;
   }
-  std::vector<absl::StatusOr<PutBlockResult>> Put(std::span<const TokenId> tokens,
-                                                  std::string_view salt = {}) {
+  PutResults Put(const PathView& path) {
     PutAnnouncement put;
-    put.path = PathOf(tokens, salt);
+    put.path = path;
     return Put(put);
   }
+  PutResults Put(std::span<const TokenId> tokens, std::string_view salt = {}) {
+    return Put(PathOf(tokens, salt));
+  }
+  // Puts that must succeed.
+  void MustPut(const PathView& path) {
+    for (const auto& result : Put(path)) ASSERT_TRUE(result.ok()) << result.status();
+  }
+  void MustPut(std::span<const TokenId> tokens) { MustPut(PathOf(tokens)); }
 
-  LookupResult Lookup(std::span<const TokenId> tokens, std::string_view salt = {},
-                      std::chrono::milliseconds lease = {}) {
-    auto result = engine_->Lookup(kBuiltInTenant, {.models = {model_},
-                                                   .path = PathOf(tokens, salt),
-                                                   .min_quality = Quality::kExact,
-                                                   .lease = lease,
-                                                   .want_blocks = true});
+  LookupResult Lookup(const PathView& path, std::chrono::milliseconds lease = {}) {
+    auto result = engine_->Lookup(tenant_, {.models = {path.model},
+                                            .path = path,
+                                            .min_quality = Quality::kExact,
+                                            .lease = lease,
+                                            .want_blocks = true});
     EXPECT_TRUE(result.ok()) << result.status();
     return result.ok() ? *result : LookupResult{};
   }
+  LookupResult Lookup(std::span<const TokenId> tokens, std::string_view salt = {},
+                      std::chrono::milliseconds lease = {}) {
+    return Lookup(PathOf(tokens, salt), lease);
+  }
+  std::uint32_t Matched(std::span<const TokenId> tokens) { return Lookup(tokens).matched_blocks; }
 
   absl::StatusOr<LoadedFrame> ReadBlock(const StoredFrame& frame) {
     absl::Notification done;
@@ -177,11 +220,11 @@ class EngineFixture : public testing::Test {
 
   // How many leading blocks of a path are there, each with exactly its own bytes. A block with
   // other bytes fails the test.
-  std::uint32_t ExpectOwnBytes(std::span<const TokenId> tokens, std::string_view salt = {}) {
-    const LookupResult found = Lookup(tokens, salt);
+  std::uint32_t ExpectOwnBytes(const PathView& path) {
+    const LookupResult found = Lookup(path);
     std::vector<TrieNodeId> ids;
     for (const MatchedBlock& block : found.blocks.front()) ids.push_back(block.node);
-    const auto frames = engine_->FindFrames(kBuiltInTenant, model_, ids, Quality::kExact);
+    const auto frames = engine_->FindFrames(tenant_, path.model, ids, Quality::kExact);
     EXPECT_TRUE(frames.ok());
     for (std::uint32_t block = 0; block < ids.size(); ++block) {
       if (!(*frames)[block]) return block;
@@ -192,31 +235,57 @@ class EngineFixture : public testing::Test {
         return block;
       }
       const auto body = loaded->view.body();
-      const auto pattern = PatternBlock(tokens, block, raw_block_bytes_, salt);
+      const auto pattern = Pattern(path, block);
       EXPECT_TRUE(std::equal(body.begin(), body.end(), pattern.begin(), pattern.end()))
           << "block " << block << " has foreign bytes";
     }
     return found.matched_blocks;
   }
+  std::uint32_t ExpectOwnBytes(std::span<const TokenId> tokens, std::string_view salt = {}) {
+    return ExpectOwnBytes(PathOf(tokens, salt));
+  }
 
-  void ExpectSound() {
+  std::vector<VerifyFinding> Findings(bool repair = false) {
     std::vector<VerifyFinding> findings;
-    ASSERT_TRUE(engine_
-                    ->Verify(/*structure_only=*/false, /*repair=*/false,
-                             [&](const VerifyProgress& progress) {
-                               findings.insert(findings.end(), progress.findings.begin(),
-                                               progress.findings.end());
-                               return true;
-                             })
-                    .ok());
-    for (const VerifyFinding& finding : findings) {
+    const absl::Status status =
+        engine_->Verify(/*structure_only=*/false, repair, [&](const VerifyProgress& progress) {
+          findings.insert(findings.end(), progress.findings.begin(), progress.findings.end());
+          return true;
+        });
+    EXPECT_TRUE(status.ok()) << status;
+    return findings;
+  }
+  void ExpectSound() {
+    for (const VerifyFinding& finding : Findings()) {
       ADD_FAILURE() << finding.node.ToHex() << ": " << finding.what;
     }
+  }
+
+  // What `du` shows of the store.
+  std::uint64_t DuBytes() const {
+    std::uint64_t bytes = 0;
+    std::error_code ignored;
+    for (std::filesystem::recursive_directory_iterator at(options_.data_dir, ignored), end;
+         at != end; at.increment(ignored)) {
+      struct stat status;
+      if (::lstat(at->path().c_str(), &status) == 0) {
+        bytes += static_cast<std::uint64_t>(status.st_blocks) * 512;
+      }
+    }
+    return bytes;
+  }
+
+  Selection SelectionOf(const PathView& path) const {
+    Selection selection;
+    selection.path = path;
+    return selection;
   }
 
   TemporaryFolder folder_;
   FakeClock clock_;
   EngineOptions options_;
+  TenantId tenant_ = kBuiltInTenant;
+  ModelSpec spec_ = TestModelSpec();
   std::unique_ptr<Engine> engine_;
   ModelId model_;
   std::size_t raw_block_bytes_ = 0;
