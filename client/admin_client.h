@@ -13,7 +13,7 @@
 namespace kvtrie {
 
 struct AdminClientOptions {
-  std::string target = "127.0.0.1:7071";  // the admin port of one server
+  std::string target = "127.0.0.1:50052";  // the admin port of one server
   // Null: plain text.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
   std::chrono::milliseconds timeout{10'000};

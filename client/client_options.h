@@ -26,7 +26,7 @@ struct ClientOptions {
 
   // Servers that give the same answers: "host:port" or "unix:/path". Calls go round; a retry goes
   // to the next one.
-  std::vector<std::string> targets = {"127.0.0.1:7070"};
+  std::vector<std::string> targets = {"127.0.0.1:50051"};
   Lane lane = Lane::kAuto;
   // Null: plain text.
   std::shared_ptr<grpc::ChannelCredentials> credentials;

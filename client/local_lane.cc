@@ -166,17 +166,26 @@ absl::Status LocalLane::FetchSome(const ModelId& model, const FetchOptions& opti
     return room.subspan(block.region_offset() - *room_offset, bytes);
   };
   if (landing.in_place) {
-    // Behind a block that is not stored, blocks land lower than their targets: last one first, none
-    // overwrites another.
-    for (int i = response.blocks_size() - 1; i >= 0; --i) {
-      const v1::LaneBlock& block = response.blocks(i);
+    // Behind a block that is not stored, and where some came from disk, blocks land in other places
+    // than their targets.
+    std::vector<std::byte> copy;
+    for (const v1::LaneBlock& block : response.blocks()) {
       if (block.result().status().code() != 0) continue;
       const auto from = landed(block);
       if (!from.has_value()) return absl::InternalError("lane: a block out of its place");
       const auto to = assembly->target(wanted[block.result().block_index()]).raw;
-      if (from->size() == to.size() && from->data() != to.data()) {
-        std::memmove(to.data(), from->data(), to.size());
-      }
+      if (from->size() != to.size() || from->data() == to.data()) continue;
+      copy.assign(room.begin(), room.end());
+      break;
+    }
+    for (const v1::LaneBlock& block : response.blocks()) {
+      if (copy.empty()) break;
+      if (block.result().status().code() != 0) continue;
+      const auto from = landed(block);
+      if (!from.has_value()) return absl::InternalError("lane: a block out of its place");
+      const auto to = assembly->target(wanted[block.result().block_index()]).raw;
+      if (from->size() != to.size()) continue;
+      std::memcpy(to.data(), copy.data() + (from->data() - room.data()), to.size());
     }
   }
   for (v1::LaneBlock& block : *response.mutable_blocks()) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/ctl/command_line.h"
 #include "client/ctl/verb.h"
 #include "client/ctl/verb_help.h"
@@ -14,8 +15,8 @@ namespace {
 
 constexpr char kServerVariable[] = "KVTRIE_SERVER";
 constexpr char kAdminServerVariable[] = "KVTRIE_ADMIN_SERVER";
-constexpr char kServerDefault[] = "127.0.0.1:7070";
-constexpr char kAdminServerDefault[] = "127.0.0.1:7071";
+constexpr char kServerDefault[] = "127.0.0.1:50051";
+constexpr char kAdminServerDefault[] = "127.0.0.1:50052";
 
 const FlagSpec kGlobalFlags[] = {
     {"server", FlagSpec::Kind::kText, "data address of the server, HOST:PORT or unix:PATH"},

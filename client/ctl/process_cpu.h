@@ -12,7 +12,7 @@ double OwnCpuSeconds();
 // The same of another process on this host; nullopt when there is none or it may not be asked.
 std::optional<double> CpuSecondsOf(pid_t pid);
 
-// The process on this host that listens at `target` ("127.0.0.1:7070", "unix:/path"); nullopt when
+// The process on this host that listens at `target` ("127.0.0.1:50051", "unix:/path"); nullopt when
 // it is not found.
 std::optional<pid_t> ListeningProcess(const std::string& target);
 

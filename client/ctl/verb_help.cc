@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+
 namespace kvtrie {
 namespace {
 
 std::string FlagUsage(const FlagSpec& flag) {
-  std::string usage = "--" + std::string(flag.name);
+  std::string usage = absl::StrCat("--", std::string(flag.name));
   switch (flag.kind) {
     case FlagSpec::Kind::kSwitch:
       break;
@@ -18,7 +20,7 @@ std::string FlagUsage(const FlagSpec& flag) {
       usage += " N";
       break;
     case FlagSpec::Kind::kChoice:
-      usage += " " + std::string(flag.choices);
+      absl::StrAppend(&usage, " ", std::string(flag.choices));
       break;
   }
   return usage;
@@ -56,15 +58,15 @@ void PrintHelp(std::ostream& out) {
          "usage: kvtrie [FLAGS] COMMAND [ARGUMENTS]\n\ncommands:\n";
   for (const Verb* verb : AllVerbs()) {
     std::string left(verb->name);
-    if (!verb->positionals.empty()) left += " " + std::string(verb->positionals);
+    if (!verb->positionals.empty()) absl::StrAppend(&left, " ", std::string(verb->positionals));
     PrintColumns(out, left, verb->summary);
   }
   out << "\nflags of every command:\n";
   for (const FlagSpec& flag : GlobalFlags()) PrintColumns(out, FlagUsage(flag), flag.help);
   out << "\nenvironment:\n";
-  PrintColumns(out, "KVTRIE_SERVER", "where --server is not given; else 127.0.0.1:7070");
+  PrintColumns(out, "KVTRIE_SERVER", "where --server is not given; else 127.0.0.1:50051");
   PrintColumns(out, "KVTRIE_ADMIN_SERVER",
-               "where --admin_server is not given; else 127.0.0.1:7071");
+               "where --admin_server is not given; else 127.0.0.1:50052");
   out << "\nexit codes:\n";
   PrintColumns(out, "0", "done");
   PrintColumns(out, "1", "failed, or found something wrong");

@@ -1,11 +1,29 @@
 #include "client/ctl/verb.h"
 #include "client/ctl/verb_bench.h"
+#include "client/ctl/verb_completion.h"
+#include "client/ctl/verb_config.h"
+#include "client/ctl/verb_drain.h"
 #include "client/ctl/verb_help.h"
+#include "client/ctl/verb_ls.h"
+#include "client/ctl/verb_models.h"
+#include "client/ctl/verb_pin.h"
+#include "client/ctl/verb_pins.h"
+#include "client/ctl/verb_rm.h"
+#include "client/ctl/verb_show.h"
+#include "client/ctl/verb_status.h"
+#include "client/ctl/verb_top.h"
+#include "client/ctl/verb_unpin.h"
+#include "client/ctl/verb_verify.h"
+#include "client/ctl/verb_version.h"
 
 namespace kvtrie {
 
 std::span<const Verb* const> AllVerbs() {
-  static const Verb* const verbs[] = {&kBenchVerb, &kHelpVerb};
+  static const Verb* const verbs[] = {
+      &kStatusVerb, &kTopVerb,        &kModelsVerb,  &kLsVerb,     &kShowVerb,   &kPinsVerb,
+      &kPinVerb,    &kUnpinVerb,      &kRmVerb,      &kVerifyVerb, &kConfigVerb, &kDrainVerb,
+      &kBenchVerb,  &kCompletionVerb, &kVersionVerb, &kHelpVerb,
+  };
   return verbs;
 }
 

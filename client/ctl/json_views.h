@@ -1,0 +1,20 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "kvtrie/v1/admin.pb.h"
+
+namespace kvtrie {
+
+// Answers of the Admin service as JSON: field names of admin.proto, ids in hexadecimal digits,
+// enums by name.
+nlohmann::ordered_json StatusToJson(const v1::GetStatusResponse& status);
+nlohmann::ordered_json ModelToJson(const v1::ModelEntry& model);
+nlohmann::ordered_json NodeToJson(const v1::NodeEntry& node);
+nlohmann::ordered_json PinToJson(const v1::PinEntry& pin);
+
+// Text of a JSON value; bytes that are not UTF-8 are replaced.
+std::string DumpJson(const nlohmann::ordered_json& json);
+
+}  // namespace kvtrie
