@@ -18,6 +18,8 @@ constexpr int kBulkReceiveBytesMax = 8 << 20;
 
 constexpr int kReconnectInitialMs = 50;
 constexpr int kReconnectMaxMs = 2000;
+// How long one try to connect may take; gRPC names it as if it were a pause.
+constexpr int kConnectMs = 5000;
 
 }  // namespace
 
@@ -65,7 +67,7 @@ std::shared_ptr<grpc::Channel> ChannelPool::Connect(const std::string& target,
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectInitialMs);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectInitialMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMaxMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, static_cast<int>(options_.keepalive_time.count()));
   return grpc::CreateCustomChannel(

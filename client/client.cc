@@ -32,6 +32,12 @@ std::chrono::milliseconds Or(std::chrono::milliseconds timeout,
   return timeout.count() > 0 ? timeout : otherwise;
 }
 
+// What to tell of a call that ended with `status` after an attempt that ended with `before`: a
+// deadline that passed while the server was away is the server's absence.
+const absl::Status& Cause(const absl::Status& status, const absl::Status& before) {
+  return absl::IsDeadlineExceeded(status) && !before.ok() ? before : status;
+}
+
 absl::Status CheckOptions(const ClientOptions& options) {
   if (options.targets.empty()) return absl::InvalidArgumentError("targets: none");
   for (const std::string& target : options.targets) {
@@ -85,9 +91,11 @@ absl::StatusOr<Response> Client::Call(UnaryMethod<Request, Response> method, con
   const Deadline deadline = Deadline::After(Or(timeout, options_.unary_timeout));
   std::optional<Backoff> backoff;
   stats_.calls.fetch_add(1, std::memory_order_relaxed);
+  absl::Status last;
   for (int attempt = 0;; ++attempt) {
     grpc::ClientContext context;
     context.set_deadline(deadline.ToGrpc());
+    context.set_wait_for_ready(MayWait(attempt));
     Response response;
     absl::Status status =
         FromGrpc((channels_.Control(attempt).*method)(&context, request, &response));
@@ -98,8 +106,9 @@ absl::StatusOr<Response> Client::Call(UnaryMethod<Request, Response> method, con
     if (!backoff.has_value()) backoff = NewBackoff();
     if (!idempotent || !IsRetriable(status) || !PauseBeforeRetry(*backoff, deadline)) {
       Ended(/*failed=*/true);
-      return status;
+      return Cause(status, last);
     }
+    last = std::move(status);
   }
 }
 
@@ -228,11 +237,12 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
   bool use_lane = !options.on_layer && UseLane();
   std::optional<Backoff> backoff;
   bool failed = false;
-  while (!assembly.done()) {
+  absl::Status last;
+  for (int attempt = 0; !assembly.done(); ++attempt) {
     const std::size_t pending_before = assembly.pending_blocks();
     const std::uint64_t damaged_before = assembly.damaged_blocks();
     absl::Status status = use_lane ? lane_->FetchSome(model, options, deadline, &assembly)
-                                   : FetchAttempt(model, options, deadline, &assembly);
+                                   : FetchAttempt(model, options, deadline, attempt, &assembly);
     if (assembly.done()) break;
     if (status.ok()) {
       if (assembly.pending_blocks() < pending_before ||
@@ -248,8 +258,9 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
     if (!backoff.has_value()) backoff = NewBackoff();
     if (!IsRetriable(status) || !PauseBeforeRetry(*backoff, deadline)) {
       failed = true;
-      assembly.FailRest(status);
+      assembly.FailRest(Cause(status, last));
     }
+    last = std::move(status);
   }
 
   Ended(failed);
@@ -263,7 +274,7 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
 }
 
 absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& options,
-                                  Deadline deadline, FetchAssembly* assembly) {
+                                  Deadline deadline, int attempt, FetchAssembly* assembly) {
   v1::FetchRequest request;
   request.set_model_id(std::string(model.view()));
   const auto wanted = assembly->StartAttempt(kFetchBlocksMax);
@@ -277,7 +288,7 @@ absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& opti
     request.set_release_lease_id(std::string(options.release_lease.view()));
   }
 
-  RawCall call(channels_.Bulk(), kFetchMethod, deadline);
+  RawCall call(channels_.Bulk(), kFetchMethod, deadline, MayWait(attempt));
   call.Write(ComposeBulkMessage(request, {}), /*last=*/true);
   call.Read();
   v1::FetchResponse message;
@@ -363,13 +374,14 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
   std::optional<Backoff> backoff;
   bool failed = false;
   std::vector<PutProgress*> open;
-  while (true) {
+  absl::Status last;
+  for (int attempt = 0;; ++attempt) {
     open.clear();
     for (const auto& put : puts) {
       if (put != nullptr && !put->done()) open.push_back(put.get());
     }
     if (open.empty()) break;
-    absl::Status status = PutAttempt(open, deadline);
+    absl::Status status = PutAttempt(open, deadline, attempt);
     if (status.ok()) {
       const bool all_done =
           std::all_of(open.begin(), open.end(), [](const PutProgress* put) { return put->done(); });
@@ -380,9 +392,10 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
     if (!IsRetriable(status) || !PauseBeforeRetry(*backoff, deadline)) {
       failed = true;
       for (PutProgress* put : open) {
-        if (!put->done()) put->FailRest(status);
+        if (!put->done()) put->FailRest(Cause(status, last));
       }
     }
+    last = std::move(status);
   }
   Ended(failed);
 
@@ -402,9 +415,9 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
   return reports;
 }
 
-absl::Status Client::PutAttempt(std::span<PutProgress*> puts, Deadline deadline) {
+absl::Status Client::PutAttempt(std::span<PutProgress*> puts, Deadline deadline, int attempt) {
   while (true) {
-    std::unique_ptr<PutConnection> stream = TakePutConnection();
+    std::unique_ptr<PutConnection> stream = TakePutConnection(attempt);
     const bool kept = stream->used();
     absl::Status status = stream->Run(puts, deadline);
     if (status.ok()) {
@@ -416,7 +429,7 @@ absl::Status Client::PutAttempt(std::span<PutProgress*> puts, Deadline deadline)
   }
 }
 
-std::unique_ptr<PutConnection> Client::TakePutConnection() {
+std::unique_ptr<PutConnection> Client::TakePutConnection(int attempt) {
   while (true) {
     std::unique_ptr<PutConnection> stream;
     {
@@ -427,7 +440,7 @@ std::unique_ptr<PutConnection> Client::TakePutConnection() {
     }
     if (stream->StillOpen()) return stream;
   }
-  return std::make_unique<PutConnection>(channels_.NewConnection());
+  return std::make_unique<PutConnection>(channels_.NewConnection(), MayWait(attempt));
 }
 
 void Client::GiveBackPutConnection(std::unique_ptr<PutConnection> stream) {
@@ -464,6 +477,8 @@ void Client::Ended(bool failed) {
     retry_budget_.CallSucceeded();
   }
 }
+
+bool Client::MayWait(int attempt) const { return attempt > 0 && options_.targets.size() == 1; }
 
 bool Client::UseLane() {
   if (lane_ == nullptr) return false;

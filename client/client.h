@@ -124,14 +124,18 @@ class Client {
   // Counts the end of a call.
   void Ended(bool failed);
 
+  // A second attempt waits for the connection to come back, unless another target may be asked
+  // instead.
+  bool MayWait(int attempt) const;
+
   bool UseLane();
   void SuspendLane();
 
   absl::Status FetchAttempt(const ModelId& model, const FetchOptions& options, Deadline deadline,
-                            FetchAssembly* assembly);
+                            int attempt, FetchAssembly* assembly);
   // Puts that are not done after it failed; their last status is returned.
-  absl::Status PutAttempt(std::span<PutProgress*> puts, Deadline deadline);
-  std::unique_ptr<PutConnection> TakePutConnection();
+  absl::Status PutAttempt(std::span<PutProgress*> puts, Deadline deadline, int attempt);
+  std::unique_ptr<PutConnection> TakePutConnection(int attempt);
   void GiveBackPutConnection(std::unique_ptr<PutConnection> stream);
 
   const ClientOptions options_;

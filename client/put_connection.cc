@@ -26,8 +26,8 @@ constexpr std::size_t kLendBytesMin = 4096;
 
 }  // namespace
 
-PutConnection::PutConnection(std::shared_ptr<grpc::Channel> channel)
-    : channel_(std::move(channel)) {}
+PutConnection::PutConnection(std::shared_ptr<grpc::Channel> channel, bool wait_for_ready)
+    : wait_for_ready_(wait_for_ready), channel_(std::move(channel)) {}
 
 bool PutConnection::StillOpen() {
   if (call_ == nullptr) return true;
@@ -56,7 +56,7 @@ absl::Status PutConnection::Run(std::span<PutProgress*> puts, Deadline deadline)
 absl::Status PutConnection::RunOpen(std::span<PutProgress*> puts, Deadline deadline,
                                     BorrowedSlices* slices) {
   if (call_ == nullptr) {
-    call_ = std::make_unique<RawCall>(channel_, kPutMethod, std::nullopt);
+    call_ = std::make_unique<RawCall>(channel_, kPutMethod, std::nullopt, wait_for_ready_);
   }
   first_put_id_ = next_put_id_;
   announced_.clear();

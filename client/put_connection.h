@@ -19,7 +19,7 @@ namespace kvtrie {
 // One Put stream on a connection of its own, used by one thread at a time and kept between uses.
 class PutConnection {
  public:
-  explicit PutConnection(std::shared_ptr<grpc::Channel> channel);
+  PutConnection(std::shared_ptr<grpc::Channel> channel, bool wait_for_ready);
 
   // Runs the puts, many at a time, until each is done or the attempt has failed for it. Memory of
   // the blocks is not touched after the return. OK: the stream may be used again. Otherwise it is
@@ -40,6 +40,7 @@ class PutConnection {
   PutProgress* Sending();
   absl::Status Broken(Deadline deadline);
 
+  const bool wait_for_ready_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<RawCall> call_;
   bool read_in_flight_ = false;

@@ -6,7 +6,8 @@
 namespace kvtrie {
 
 RawCall::RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                 std::optional<Deadline> deadline) {
+                 std::optional<Deadline> deadline, bool wait_for_ready) {
+  context_.set_wait_for_ready(wait_for_ready);
   if (deadline.has_value()) context_.set_deadline(deadline->ToGrpc());
   context_.set_initial_metadata_corked(true);
   grpc::GenericStub stub(channel);

@@ -30,9 +30,10 @@ class RawCall {
     bool ok;  // false: the stream has ended; Finish() has the reason
   };
 
-  // Without `deadline` the call lives until it is destroyed or the server ends it.
+  // Without `deadline` the call lives until it is destroyed or the server ends it. With
+  // `wait_for_ready` it waits for a connection instead of failing when there is none.
   RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-          std::optional<Deadline> deadline);
+          std::optional<Deadline> deadline, bool wait_for_ready);
   ~RawCall();
 
   RawCall(const RawCall&) = delete;
