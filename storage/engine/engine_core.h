@@ -14,6 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 #include "storage/base/byte_budget.h"
 #include "storage/engine/engine.h"
@@ -212,6 +213,8 @@ class Engine::Core {
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   void DropCorruptFrame(const StoredFrame& frame);
   void ExpireNodes();
+  // What is held, and all above it.
+  absl::flat_hash_set<NodeRef> HeldPaths() const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   void DropEndedPins();
   absl::Status SyncAndFree();
   void RunSyncer();
@@ -227,6 +230,7 @@ class Engine::Core {
   std::vector<std::string> DegradedReasons() const;
   absl::Status WriteMeta(const MetaBatch& batch);
   void KeepBallast() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  void CountMetaBytes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
 
   // engine_recovery.cc
   absl::Status OpenStores(const OpenProgress& progress);

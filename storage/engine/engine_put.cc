@@ -212,23 +212,35 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     parent = block.id;
   }
   std::vector<TrieNodeId> stored(block_count);
-  absl::MutexLock lock(&index_mutex_);
-  const std::uint32_t now = NowSeconds();
-  for (std::uint32_t index = 0; index < block_count; ++index) {
-    TriePutSession::Block& block = session->blocks[index];
-    const NodeRef ref = index_.FindById(block.id);
-    if (ref != 0 && index_.node(ref).has_frame() && !index_.node(ref).expired(now)) {
-      block.state = TriePutSession::State::kStored;
-      stored[index] = block.id;
-      session->hold = {ref, block.id};
-    } else if (index >= put.first_block) {
-      session->missing_blocks.push_back(index);
-    } else {
-      block.state = TriePutSession::State::kFailed;  // nobody will send it
+  TrieNodeId deepest_stored;
+  {
+    absl::MutexLock lock(&index_mutex_);
+    const std::uint32_t now = NowSeconds();
+    for (std::uint32_t index = 0; index < block_count; ++index) {
+      TriePutSession::Block& block = session->blocks[index];
+      const NodeRef ref = index_.FindById(block.id);
+      if (ref != 0 && index_.node(ref).has_frame() && !index_.node(ref).expired(now)) {
+        block.state = TriePutSession::State::kStored;
+        stored[index] = block.id;
+        session->hold = {ref, block.id};
+      } else if (index >= put.first_block) {
+        session->missing_blocks.push_back(index);
+      } else {
+        block.state = TriePutSession::State::kFailed;  // nobody will send it
+      }
     }
+    if (session->hold.ref != 0) holds_.Take(session->hold);
+    deepest_stored = session->hold.id;
+    ++open_puts_;
   }
-  if (session->hold.ref != 0) holds_.Take(session->hold);
-  ++open_puts_;
+  if (session->missing_blocks.empty() && !deepest_stored.empty() && !put.session_id.empty()) {
+    // Nothing will be published that names the session. A name is not worth failing a put for.
+    MetaBatch batch(tenant);
+    batch.Put(MetaTable::kSessions, SessionRowKey{tenant, session->session_id}.Encode(),
+              std::string(deepest_stored.view()));
+    absl::MutexLock change(&change_mutex_);
+    WriteMeta(batch).IgnoreError();
+  }
   auto finish = [this](std::shared_ptr<TriePutSession> of, std::uint32_t block,
                        std::unique_ptr<BlockWriter> writer, PutSession::DoneCallback on_done) {
     if (writer != nullptr) {
@@ -334,6 +346,14 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
   // Blocks that another session of this group publishes: stored once that is written.
   std::vector<std::pair<PublishItem, std::size_t>> twins;
 
+  std::map<TenantId, MetaBatch> batches;
+  const auto name_session = [&batches](const TriePutSession& session, const TrieNodeId& node) {
+    if (session.session_id.empty()) return;
+    batches.try_emplace(session.tenant, session.tenant)
+        .first->second.Put(MetaTable::kSessions,
+                           SessionRowKey{session.tenant, session.session_id}.Encode(),
+                           std::string(node.view()));
+  };
   const auto conclude = [&](PublishItem& item, absl::StatusOr<PutBlockResult> result) {
     if (item.at && (!result.ok() || result->outcome == PutOutcome::kDuplicate)) {
       payload_->Free(item.at);  // nobody has been told of it
@@ -447,6 +467,7 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
     }
     if (is_duplicate) {
       block.state = State::kStored;
+      name_session(session, block.id);
       conclude(item, PutBlockResult{block.id, PutOutcome::kDuplicate});
       continue;
     }
@@ -462,17 +483,14 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
     pending.push_back(std::move(node));
     ready.push_back(std::move(item));
   }
-  if (pending.empty()) return;
-
-  std::map<TenantId, MetaBatch> batches;
   for (const PendingNode& node : pending) {
     const TenantId tenant = node.session->tenant;
     MetaBatch& batch = batches.try_emplace(tenant, tenant).first->second;
     batch.Put(MetaTable::kNodes, NodeRowKey{tenant, node.id}.Encode(), node.row.Encode());
-    if (!node.session->session_id.empty()) {
-      batch.Put(MetaTable::kSessions, SessionRowKey{tenant, node.session->session_id}.Encode(),
-                std::string(node.id.view()));
-    }
+    name_session(*node.session, node.id);
+  }
+  for (const auto& [item, original] : twins) {
+    name_session(*item.session, item.session->blocks[item.block].id);
   }
   std::map<TenantId, absl::Status> written;
   for (const auto& [tenant, batch] : batches) written[tenant] = WriteMeta(batch);
@@ -497,6 +515,7 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
       conclude(item, PutBlockResult{id, PutOutcome::kDuplicate});
     }
   }
+  if (published.empty()) return;
   AddToIndex(published);
   for (PendingNode& node : published) {
     conclude(*node.item, PutBlockResult{node.id, PutOutcome::kStored});

@@ -106,7 +106,7 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
   {
     absl::MutexLock change(&change_mutex_);
     KeepBallast();
-    meta_disk_bytes_ = meta_->DiskBytes();
+    CountMetaBytes();
   }
   read_pool_ = std::make_unique<WorkPool>(options_.io_threads, options_.io_queue_max);
   write_pool_ = std::make_unique<WorkPool>(options_.io_threads, options_.io_queue_max);

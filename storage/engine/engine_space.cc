@@ -23,7 +23,7 @@ constexpr double kRecencySeconds = 10;
 // Prompt length at which attention costs as much as the rest of the model, roughly.
 constexpr double kAttentionTokens = 4096;
 // How far ahead of the last record a segment is allocated.
-constexpr std::uint64_t kAllocateAheadBytesMax = std::uint64_t{8} << 20;
+constexpr std::uint64_t kAllocateAheadBytesMax = std::uint64_t{64} << 20;
 // Kept so that removals can be written when the disk is full.
 constexpr std::uint64_t kBallastBytes = std::uint64_t{4} << 20;
 
@@ -80,6 +80,10 @@ void Engine::Core::KeepBallast() {
   } else {
     PosixFileSystem().Remove(ballast_path()).IgnoreError();
   }
+}
+
+void Engine::Core::CountMetaBytes() {
+  meta_disk_bytes_ = meta_->DiskBytes() + (ballast_there_ ? kBallastBytes : 0);
 }
 
 // Small stores allocate less ahead, so that their limit is not spent on it.
@@ -391,6 +395,14 @@ void Engine::Core::DropCorruptFrame(const StoredFrame& frame) {
   pending_free_bytes_ += frame.at.disk_bytes();
 }
 
+absl::flat_hash_set<NodeRef> Engine::Core::HeldPaths() const {
+  absl::flat_hash_set<NodeRef> paths;
+  for (const NodeRef held : holds_.HeldNodes()) {
+    for (NodeRef at = held; at != 0 && paths.insert(at).second;) at = index_.parent(at);
+  }
+  return paths;
+}
+
 void Engine::Core::ExpireNodes() {
   absl::MutexLock change(&change_mutex_);
   std::vector<NodeRef> refs;
@@ -400,22 +412,20 @@ void Engine::Core::ExpireNodes() {
     absl::MutexLock lock(&index_mutex_);
     const std::uint32_t now = NowSeconds();
     absl::flat_hash_set<NodeRef> taken;
+    std::optional<absl::flat_hash_set<NodeRef>> held_paths;
     while (!expiries_.empty() && expiries_.top().first <= now) {
       const TrieNodeId id = expiries_.top().second;
       expiries_.pop();
       const NodeRef root = index_.FindById(id);
       if (root == 0 || !index_.node(root).expired(now) || taken.contains(root)) continue;
-      std::vector<NodeRef> subtree;
-      CollectSubtree(root, &subtree);
-      const bool held = std::any_of(subtree.begin(), subtree.end(),
-                                    [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-                                      return holds_.IsHeld(ref);
-                                    });
-      if (held) {
+      if (!held_paths) held_paths = HeldPaths();
+      if (held_paths->contains(root)) {
         later.emplace_back(now + 1, id);  // nobody finds it any more; readers may finish
         continue;
       }
       roots.emplace_back(now + 1, id);
+      std::vector<NodeRef> subtree;
+      CollectSubtree(root, &subtree);
       for (const NodeRef ref : subtree) {
         if (taken.insert(ref).second) refs.push_back(ref);
       }
@@ -495,7 +505,7 @@ void Engine::Core::RunMaintenance() {
   {
     absl::MutexLock change(&change_mutex_);
     KeepBallast();
-    meta_disk_bytes_ = meta_->DiskBytes() + (ballast_there_ ? kBallastBytes : 0);
+    CountMetaBytes();
   }
   SyncAndFree().IgnoreError();  // counted, and shown as degraded
   const std::uint64_t used = DiskBytes();

@@ -23,6 +23,13 @@ void HoldTable::Release(const Hold& hold) {
   if (--holders->second.count == 0) holders_.erase(holders);
 }
 
+std::vector<NodeRef> HoldTable::HeldNodes() const {
+  std::vector<NodeRef> refs;
+  refs.reserve(holders_.size());
+  for (const auto& [ref, holders] : holders_) refs.push_back(ref);
+  return refs;
+}
+
 void HoldTable::AddLease(const LeaseId& id, Lease lease) {
   for (Hold& hold : lease.holds) Take(hold);
   lease_ends_.emplace(lease.end, id);

@@ -39,6 +39,7 @@ class HoldTable {
   void Take(Hold& hold);
   void Release(const Hold& hold);
   bool IsHeld(NodeRef ref) const { return holders_.contains(ref); }
+  std::vector<NodeRef> HeldNodes() const;
   // The node is being erased, whoever holds it.
   void Forget(NodeRef ref) { holders_.erase(ref); }
 

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -185,6 +186,10 @@ class EngineFixture : public testing::Test {
   }
   PutResults Put(std::span<const TokenId> tokens, std::string_view salt = {}) {
     return Put(PathOf(tokens, salt));
+  }
+  // Sessions close in the background: waits until none holds anything any more.
+  void AwaitNoOpenPuts() {
+    while (engine_->Stats().open_puts != 0) std::this_thread::yield();
   }
   // Puts that must succeed.
   void MustPut(const PathView& path) {

@@ -57,11 +57,6 @@ class EnginePutTest : public EngineFixture {
     ASSERT_TRUE(writer.ok()) << writer.status();
     session.FinishBlock(*std::move(writer), answers.For(block));
   }
-
-  // Waits until the engine has forgotten all sessions.
-  void AwaitNoOpenPuts() {
-    while (engine_->Stats().open_puts != 0) std::this_thread::yield();
-  }
 };
 
 TEST_F(EnginePutTest, BlocksMayCompleteInAnyOrder) {

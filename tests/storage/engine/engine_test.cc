@@ -78,7 +78,7 @@ TEST_F(EngineTest, TokensOutsideTheCacheAreComparedWithTheirRows) {
   Open();
   std::vector<std::vector<TokenId>> sessions;
   // More tokens than the cache holds: 64 bytes per block and its owner.
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+  for (std::uint64_t seed = 0; seed < 120; ++seed) {
     sessions.push_back(SessionTokens(seed, 128 * kTestBlockTokens));
     Put(sessions.back());
   }
@@ -106,8 +106,9 @@ TEST_F(EngineTest, DeletedPathsAreGoneWithAllBelow) {
 TEST_F(EngineTest, FullStoreEvictsLeavesAndKeepsItsLimit) {
   options_.disk_limit_bytes = std::uint64_t{64} << 20;
   options_.memory_tier_bytes = std::uint64_t{1} << 20;
+  spec_.kv_groups.front().layer_runs = {{2, 2, 512, 512}};  // 64 KiB
   Open();
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  for (std::uint64_t seed = 0; seed < 24; ++seed) {
     const auto tokens = SessionTokens(seed, 64 * kTestBlockTokens);
     for (const auto& result : Put(tokens)) ASSERT_TRUE(result.ok()) << result.status();
     ASSERT_LE(engine_->Stats().disk_bytes, options_.disk_limit_bytes);
@@ -115,7 +116,7 @@ TEST_F(EngineTest, FullStoreEvictsLeavesAndKeepsItsLimit) {
   }
   EXPECT_GT(engine_->Stats().evicted_blocks_total, 0u);
   std::uint32_t kept = 0;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  for (std::uint64_t seed = 0; seed < 24; ++seed) {
     kept += ExpectOwnBytes(SessionTokens(seed, 64 * kTestBlockTokens));
   }
   // Leaves first: all that is stored is reachable.
@@ -125,13 +126,16 @@ TEST_F(EngineTest, FullStoreEvictsLeavesAndKeepsItsLimit) {
 
 TEST_F(EngineTest, LeasesHoldWhatTheyNamedUntilTheyEnd) {
   options_.disk_limit_bytes = std::uint64_t{64} << 20;
+  spec_.kv_groups.front().layer_runs = {{2, 2, 512, 512}};  // 64 KiB
   Open();
   const auto held = SessionTokens(7, 64 * kTestBlockTokens);
   Put(held);
   const LookupResult leased = Lookup(held, {}, std::chrono::seconds(30));
   ASSERT_FALSE(leased.lease.empty());
-  for (std::uint64_t seed = 100; seed < 400; ++seed)
+  for (std::uint64_t seed = 100; seed < 124; ++seed) {
     Put(SessionTokens(seed, 64 * kTestBlockTokens));
+  }
+  EXPECT_GT(engine_->Stats().evicted_blocks_total, 0u);
   EXPECT_EQ(ExpectOwnBytes(held), 64u);
   clock_.Advance(std::chrono::seconds(61));
   engine_->RunMaintenance();
