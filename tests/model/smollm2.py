@@ -96,6 +96,8 @@ class SmolLM2:
         """Computes the KV of `token_ids` behind what the cache holds and appends it.
 
         Returns the logits after the last token [vocab], after every token [tokens, vocab], or None.
+        "last" is a product with one row and "all" one with a chunk of rows, so the two may differ in
+        the last bits.
         Errors: ValueError when there are no tokens or more than the cache has room for.
         """
         chunks = list(self._extend_by_chunks(cache, token_ids, logits))
@@ -166,8 +168,10 @@ class SmolLM2:
             chunk = token_ids[done:done + CHUNK_TOKENS - slot]
             hidden = self._forward(cache, chunk, cache.length - slot, CHUNK_TOKENS)
             done += len(chunk)
-            if logits == "all" or (logits == "last" and done == len(token_ids)):
+            if logits == "all":
                 yield self._logits(hidden)[slot:slot + len(chunk)]
+            elif logits == "last" and done == len(token_ids):
+                yield self._logits(hidden[slot + len(chunk) - 1:][:1])
 
     def _forward(self, cache: KvCache, token_ids: Sequence[int], first_row: int,
                  row_count: int) -> np.ndarray:
