@@ -14,7 +14,8 @@ std::string Sealed(std::uint8_t version) {
 }
 
 TEST(SealedBytesTest, GivesBackTheFields) {
-  auto reader = Unseal("row", 3, Sealed(3));
+  const std::string sealed = Sealed(3);
+  auto reader = Unseal("row", 3, sealed);
   ASSERT_TRUE(reader.ok()) << reader.status();
   EXPECT_EQ(reader->Read<std::uint32_t>(), 7u);
   EXPECT_TRUE(reader->Done());
