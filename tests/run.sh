@@ -71,7 +71,9 @@ stage_build_tsan() {
   build_in tsan -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-Og -g1" -DKV_SANITIZE=thread
 }
 stage_test_tsan() {
-  TSAN_OPTIONS="suppressions=$root/tests/tsan-suppressions history_size=4" ctest_in tsan tsan --timeout 1200
+  local suppressions=$root/tests/tsan-suppressions options=history_size=4
+  [ ! -f "$suppressions" ] || options="$options suppressions=$suppressions"
+  TSAN_OPTIONS=$options ctest_in tsan tsan --timeout 1200
 }
 
 stage_fuzz() {
