@@ -196,6 +196,8 @@ absl::Status Engine::Core::LoadIdentity() {
     KV_RETURN_IF_ERROR(WriteIdentityFile(options_.data_dir, identity_path(), *config));
   }
   if (!has_row) {
+    // The metadata was made anew, whatever became of the old one: it knows of no payload.
+    recovery_.rebuilt_from_segments |= payload_->Usage().segment_count > 0;
     MetaBatch batch(TenantId{0});
     batch.Put(MetaTable::kStore, row_key, config->Encode());
     KV_RETURN_IF_ERROR(meta_->Write(batch));
