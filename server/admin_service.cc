@@ -127,7 +127,7 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   for (const auto& [name, value] : CountersByName(stats)) {
     (*response->mutable_counters())[name] = value;
   }
-  return FinishUnary(call, probe, absl::OkStatus());
+  return AnswerUnary(call, probe, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* AdminService::ListModels(grpc::CallbackServerContext* call,
@@ -231,9 +231,9 @@ grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
   const std::chrono::milliseconds deadline =
       request->deadline_ms() == 0 ? config_.drain_grace
                                   : std::chrono::milliseconds(request->deadline_ms());
-  std::thread([this, call, response, probe, deadline] {
+  std::thread([this, reactor, response, probe, deadline] {
     response->set_clean(hooks_.drain(deadline));
-    FinishUnary(call, *probe, absl::OkStatus());
+    FinishUnary(reactor, *probe, absl::OkStatus());
   }).detach();
   return reactor;
 }
@@ -271,7 +271,7 @@ grpc::ServerUnaryReactor* AdminService::GetConfig(grpc::CallbackServerContext* c
   limit("top_k_max", kTopKMax, "Probabilities per token.");
   limit("priority_max", kPriorityMax, "Priority of a block.");
   limit("page_size_max", kPageSizeMax, "Entries of one page.");
-  return FinishUnary(call, probe, absl::OkStatus());
+  return AnswerUnary(call, probe, absl::OkStatus());
 }
 
 }  // namespace kvtrie

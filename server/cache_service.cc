@@ -41,8 +41,10 @@ class LookupCall {
  private:
   bool AnswerNext(bool may_block) {
     const v1::LookupQuery& query = request_.queries(next_);
-    absl::StatusOr<LookupResult> result = CheckLookupQuery(query);
-    if (result.status().ok()) {
+    absl::StatusOr<LookupResult> result;
+    if (absl::Status checked = CheckLookupQuery(query); !checked.ok()) {
+      result = std::move(checked);
+    } else {
       const RequestPath path({}, query.tokens(), query.salt(), query.extra_keys());
       LookupQuery lookup;
       lookup.path = path.view();
@@ -110,18 +112,18 @@ grpc::ServerUnaryReactor* CacheService::Lookup(grpc::CallbackServerContext* call
                                                v1::LookupResponse* response) {
   auto probe = std::make_shared<RpcProbe>(context_.metrics, RpcMethod::kLookup);
   if (const absl::Status status = CheckLookup(*request, context_.limits); !status.ok()) {
-    return FinishUnary(call, *probe, status);
+    return AnswerUnary(call, *probe, status);
   }
   auto lookup = std::make_shared<LookupCall>(context_, *request, response);
   if (TokenCount(*request) <= kInlineTokensMax && lookup->RunInMemory()) {
-    return FinishUnary(call, *probe, absl::OkStatus());
+    return AnswerUnary(call, *probe, absl::OkStatus());
   }
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool queued = context_.engine.RunBlocking([call, probe, lookup] {
+  const bool queued = context_.engine.RunBlocking([call, reactor, probe, lookup] {
     if (!call->IsCancelled()) lookup->RunBlocking();
-    FinishUnary(call, *probe, absl::OkStatus());
+    FinishUnary(reactor, *probe, absl::OkStatus());
   });
-  if (!queued) FinishUnary(call, *probe, BusyError());
+  if (!queued) FinishUnary(reactor, *probe, BusyError());
   return reactor;
 }
 
@@ -229,13 +231,13 @@ grpc::ServerUnaryReactor* CacheService::OpenLocalLane(grpc::CallbackServerContex
                                                       v1::OpenLocalLaneResponse* response) {
   RpcProbe probe(context_.metrics, RpcMethod::kOpenLocalLane);
   if (lane_ == nullptr) {
-    return FinishUnary(call, probe, absl::UnavailableError("the shared-memory lane is off"));
+    return AnswerUnary(call, probe, absl::UnavailableError("the shared-memory lane is off"));
   }
   const LocalLaneServer::Invitation invitation = lane_->Invite();
   response->set_socket_path(lane_->socket_path());
   response->set_token(invitation.token);
   response->set_token_ms(static_cast<std::uint32_t>(invitation.life.count()));
-  return FinishUnary(call, probe, absl::OkStatus());
+  return AnswerUnary(call, probe, absl::OkStatus());
 }
 
 }  // namespace kvtrie

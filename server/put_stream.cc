@@ -268,7 +268,9 @@ void PutStream::OpenPlan(std::unique_ptr<Announced> announced, std::unique_ptr<P
     }
   }
   const std::uint64_t put_id = proto.put_id();
-  put->announced = std::move(announced);
+  put->eager = proto.eager();
+  put->encoding = proto.encoding();
+  put->reservation = std::move(announced->reservation);
   put->session = std::move(session);
   puts_.emplace(put_id, std::move(put));
   EndPutIfDone(put_id, deferred);
@@ -304,7 +306,7 @@ bool PutStream::TakeChunk(const v1::Chunk& chunk, Deferred* deferred) {
     return true;
   }
   if (*state == BlockState::kStored) {
-    if (chunk.offset() == 0 && !put.announced->proto.eager()) {
+    if (chunk.offset() == 0 && !put.eager) {
       AddAck(chunk.put_id(), block_index)->set_duplicate(true);
     }
     return true;
@@ -337,7 +339,7 @@ bool PutStream::TakeChunk(const v1::Chunk& chunk, Deferred* deferred) {
 }
 
 absl::StatusOr<std::uint64_t> PutStream::TotalBytes(const OpenPut& put, const v1::Chunk& chunk) {
-  if (put.announced->proto.encoding() != v1::ENCODING_FRAME) return put.session->raw_block_bytes();
+  if (put.encoding != v1::ENCODING_FRAME) return put.session->raw_block_bytes();
   // A frame says its size in its header, which is copied out before it is believed.
   std::vector<std::byte> head;
   const std::size_t head_bytes = std::min<std::size_t>(chunk.bytes(), kFrameHeaderBytesMax);
@@ -390,9 +392,8 @@ absl::StatusOr<bool> PutStream::OpenBlockFor(OpenPut& put, const v1::Chunk& chun
     reservation = ByteReservation(&budget, total_bytes);
   }
 
-  const auto encoding = put.announced->proto.encoding() == v1::ENCODING_FRAME
-                            ? PutSession::Encoding::kFrame
-                            : PutSession::Encoding::kRaw;
+  const auto encoding = put.encoding == v1::ENCODING_FRAME ? PutSession::Encoding::kFrame
+                                                           : PutSession::Encoding::kRaw;
   KV_ASSIGN_OR_RETURN(auto writer,
                       put.session->StartBlock(chunk.block_index(), encoding, total_bytes));
   put.open.emplace(chunk.block_index(), OpenBlock{std::move(writer), std::move(reservation)});
@@ -505,9 +506,8 @@ void PutStream::RememberEnded(std::uint64_t put_id) {
 void PutStream::DropPut(std::unique_ptr<OpenPut> put, Deferred* deferred) {
   open_blocks_ -= put->open.size();
   deferred->push_back([put = std::move(put)]() mutable {
-    // Writers before the session that they belong to; what the session's views point to last.
+    // Writers before the session that they belong to.
     put->open.clear();
-    put->session.reset();
     put.reset();
   });
 }

@@ -123,7 +123,9 @@ class PutStream : public std::enable_shared_from_this<PutStream> {
   };
 
   struct OpenPut {
-    std::unique_ptr<Announced> announced;
+    bool eager = false;
+    v1::Encoding encoding = v1::ENCODING_RAW;
+    ByteReservation reservation;          // for what the session keeps of the announcement
     std::shared_ptr<PutSession> session;  // shared with calls that are about to be made
     std::uint32_t first_block = 0;
     std::vector<BlockState> states;  // of block first_block + i

@@ -14,12 +14,19 @@
 
 namespace kvtrie {
 
-// Ends a unary call and counts it.
-inline grpc::ServerUnaryReactor* FinishUnary(grpc::CallbackServerContext* call, RpcProbe& probe,
-                                             const absl::Status& status) {
-  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+// Ends a unary call and counts it. (DefaultReactor makes a new one with each call, so it is called
+// once.)
+inline void FinishUnary(grpc::ServerUnaryReactor* reactor, RpcProbe& probe,
+                        const absl::Status& status) {
   probe.Finish(static_cast<int>(status.code()));
   reactor->Finish(ToGrpc(status));
+}
+
+// A call that is answered where it arrives.
+inline grpc::ServerUnaryReactor* AnswerUnary(grpc::CallbackServerContext* call, RpcProbe& probe,
+                                             const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  FinishUnary(reactor, probe, status);
   return reactor;
 }
 
@@ -30,14 +37,13 @@ inline grpc::ServerUnaryReactor* RunUnary(ServiceContext& context,
                                           const absl::Status& checked,
                                           std::function<absl::Status()> work) {
   auto probe = std::make_shared<RpcProbe>(context.metrics, method);
-  if (!checked.ok()) return FinishUnary(call, *probe, checked);
+  if (!checked.ok()) return AnswerUnary(call, *probe, checked);
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool queued = context.engine.RunBlocking([call, probe, work = std::move(work)] {
+  const bool queued = context.engine.RunBlocking([call, reactor, probe, work = std::move(work)] {
     // Nobody waits for the answer any more.
-    const absl::Status status = call->IsCancelled() ? absl::CancelledError("cancelled") : work();
-    FinishUnary(call, *probe, status);
+    FinishUnary(reactor, *probe, call->IsCancelled() ? absl::CancelledError("cancelled") : work());
   });
-  if (!queued) FinishUnary(call, *probe, BusyError());
+  if (!queued) FinishUnary(reactor, *probe, BusyError());
   return reactor;
 }
 
