@@ -229,6 +229,7 @@ class Engine::Core {
   void SetDegraded(Degradation what, bool is_so);
   std::vector<std::string> DegradedReasons() const;
   absl::Status WriteMeta(const MetaBatch& batch);
+  std::uint64_t BallastBytes() const;
   void KeepBallast() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void CountMetaBytes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
 

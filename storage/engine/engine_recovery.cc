@@ -20,6 +20,8 @@ namespace {
 
 constexpr std::size_t kRowsPerBatch = 4096;
 constexpr unsigned kBlockingThreads = 4;
+// Small: RocksDB wants about as much free space to go on after the disk was full.
+constexpr std::size_t kMetaBufferBytes = std::size_t{8} << 20;
 constexpr char kIdentityRow[] = "identity";
 
 absl::StatusOr<StoreConfig> ReadIdentityFile(const std::string& path) {
@@ -126,7 +128,8 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
 absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   KV_RETURN_IF_ERROR(PosixFileSystem().CreateFolder(options_.data_dir));
   const auto open_meta = [this]() -> absl::Status {
-    KV_ASSIGN_OR_RETURN(auto opened, OpenRocksDbMetaStore(meta_folder(), {}));
+    KV_ASSIGN_OR_RETURN(
+        auto opened, OpenRocksDbMetaStore(meta_folder(), {.write_buffer_bytes = kMetaBufferBytes}));
     meta_ = std::move(opened.store);
     recovery_.lost_batches += opened.report.lost_batches;
     recovery_.rebuilt_from_segments |= opened.report.recreated;

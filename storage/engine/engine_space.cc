@@ -24,8 +24,8 @@ constexpr double kRecencySeconds = 10;
 constexpr double kAttentionTokens = 4096;
 // How far ahead of the last record a segment is allocated.
 constexpr std::uint64_t kAllocateAheadBytesMax = std::uint64_t{64} << 20;
-// Kept so that removals can be written when the disk is full.
-constexpr std::uint64_t kBallastBytes = std::uint64_t{4} << 20;
+// Kept so that removals can be written when the disk is full: as much as RocksDB wants to go on.
+constexpr std::uint64_t kBallastBytesMax = std::uint64_t{16} << 20;
 
 PayloadLocation LocationOf(const FrameRef& frame) {
   return {frame.segment, frame.offset_pages, frame.record_bytes};
@@ -68,6 +68,10 @@ absl::Status Engine::Core::WriteMeta(const MetaBatch& batch) {
   return status;
 }
 
+std::uint64_t Engine::Core::BallastBytes() const {
+  return std::min(kBallastBytesMax, options_.disk_limit_bytes / 32);
+}
+
 void Engine::Core::KeepBallast() {
   if (ballast_there_) return;
   auto file = PosixFileSystem().Open(ballast_path(), FileSystem::Mode::kReadWrite, false);
@@ -75,7 +79,7 @@ void Engine::Core::KeepBallast() {
     file = PosixFileSystem().Open(ballast_path(), FileSystem::Mode::kCreateNew, false);
   }
   if (!file.ok()) return;
-  if ((*file)->Allocate(0, kBallastBytes).ok()) {
+  if ((*file)->Allocate(0, BallastBytes()).ok()) {
     ballast_there_ = true;
   } else {
     PosixFileSystem().Remove(ballast_path()).IgnoreError();
@@ -83,7 +87,7 @@ void Engine::Core::KeepBallast() {
 }
 
 void Engine::Core::CountMetaBytes() {
-  meta_disk_bytes_ = meta_->DiskBytes() + (ballast_there_ ? kBallastBytes : 0);
+  meta_disk_bytes_ = meta_->DiskBytes() + (ballast_there_ ? BallastBytes() : 0);
 }
 
 // Small stores allocate less ahead, so that their limit is not spent on it.
