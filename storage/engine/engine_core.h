@@ -200,6 +200,7 @@ class Engine::Core {
 
   // engine_space.cc
   absl::Status MakeRoom(std::uint64_t bytes);
+  bool FitsTheDisk(std::uint64_t bytes) const;
   std::uint64_t DiskBytes() const;
   std::uint64_t AllocateAheadBytes() const;
   // Removes nodes, children before parents. `refs` must be closed downwards by then.
@@ -231,6 +232,8 @@ class Engine::Core {
   absl::Status WriteMeta(const MetaBatch& batch);
   std::uint64_t BallastBytes() const;
   void KeepBallast() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // False: it was gone already.
+  bool DropBallast() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void CountMetaBytes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
 
   // engine_recovery.cc
@@ -256,7 +259,7 @@ class Engine::Core {
   std::atomic<bool> draining_{false};
   std::atomic<std::uint64_t> open_puts_{0};
 
-  absl::Mutex change_mutex_ ABSL_ACQUIRED_BEFORE(index_mutex_);
+  absl::Mutex change_mutex_ ABSL_ACQUIRED_AFTER(syncing_mutex_) ABSL_ACQUIRED_BEFORE(index_mutex_);
 
   mutable absl::Mutex index_mutex_;
   TrieIndex index_ ABSL_GUARDED_BY(index_mutex_);

@@ -284,7 +284,7 @@ void Engine::Core::WriteBlock(std::shared_ptr<TriePutSession> session,
       auto at = payload_->Append(block.record());
       if (absl::IsResourceExhausted(at.status()) && options_.eviction) {
         // The disk is full below our own limit: somebody else fills it. Shrink once, try again.
-        const auto evicted = Evict(room);
+        const auto evicted = Evict(4 * room);
         if (evicted.ok() && *evicted > 0 && SyncAndFree().ok())
           at = payload_->Append(block.record());
       }

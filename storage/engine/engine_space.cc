@@ -1,3 +1,5 @@
+#include <sys/statvfs.h>
+
 #include <algorithm>
 #include <limits>
 #include <string_view>
@@ -95,8 +97,23 @@ std::uint64_t Engine::Core::AllocateAheadBytes() const {
   return std::min<std::uint64_t>(kAllocateAheadBytesMax, options_.disk_limit_bytes / 64);
 }
 
+bool Engine::Core::FitsTheDisk(std::uint64_t bytes) const {
+  struct statvfs disk;
+  if (::statvfs(options_.data_dir.c_str(), &disk) != 0) return true;  // writing will tell
+  // Once a log has met a full disk, metadata takes nothing more until its buffers are written out,
+  // which needs as much again as the ballast.
+  return std::uint64_t{disk.f_bavail} * disk.f_frsize >= bytes + BallastBytes();
+}
+
+bool Engine::Core::DropBallast() {
+  if (!ballast_there_) return false;
+  ballast_there_ = false;
+  return PosixFileSystem().Remove(ballast_path()).ok();
+}
+
 absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
   const std::uint64_t limit = options_.disk_limit_bytes;
+  bool shrunk = false;
   // Evicting in strides keeps puts from waiting one by one.
   const std::uint64_t stride = std::max(bytes, std::min<std::uint64_t>(limit / 16, 64u << 20));
   absl::MutexLock room(&room_mutex_);
@@ -108,7 +125,9 @@ absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
       index_bytes = index_.used_bytes();
     }
     const bool index_fits = index_bytes < options_.index_bytes_max;
-    if (used + bytes + AllocateAheadBytes() <= limit && index_fits) {
+    const bool limit_fits = used + bytes + AllocateAheadBytes() <= limit && index_fits;
+    // What others fill cannot be evicted: one stride at a time, not all that there is.
+    if (limit_fits && (shrunk || FitsTheDisk(reserved_bytes_ + bytes))) {
       reserved_bytes_ += bytes;
       return absl::OkStatus();
     }
@@ -122,10 +141,14 @@ absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
       continue;
     }
     if (!options_.eviction) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("the store is full: ", used, " of ", limit, " bytes; eviction is off"));
+      SetDegraded(Degradation::kDiskFull, limit_fits);
+      return absl::ResourceExhaustedError(limit_fits
+                                              ? absl::StrCat("the disk is full; eviction is off")
+                                              : absl::StrCat("the store is full: ", used, " of ",
+                                                             limit, " bytes; eviction is off"));
     }
-    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(stride));
+    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(limit_fits ? 4 * bytes : stride));
+    shrunk = limit_fits;
     if (evicted == 0) {
       return absl::ResourceExhaustedError(
           absl::StrCat("the store is full: ", used, " of ", limit,
@@ -236,11 +259,7 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
     }
     for (const auto& [tenant, batch] : batches) {
       absl::Status status = WriteMeta(batch);
-      if (absl::IsResourceExhausted(status) && ballast_there_) {
-        ballast_there_ = false;
-        KV_RETURN_IF_ERROR(PosixFileSystem().Remove(ballast_path()));
-        status = WriteMeta(batch);
-      }
+      if (absl::IsResourceExhausted(status) && DropBallast()) status = WriteMeta(batch);
       KV_RETURN_IF_ERROR(status);
     }
 
@@ -476,6 +495,14 @@ absl::Status Engine::Core::SyncAndFree() {
   // Payload first: a row that is durable names payload that is.
   absl::Status status = payload_->Sync();
   if (status.ok()) status = meta_->Sync();
+  if (absl::IsResourceExhausted(status)) {
+    bool dropped;
+    {
+      absl::MutexLock change(&change_mutex_);
+      dropped = DropBallast();
+    }
+    if (dropped) status = meta_->Sync();
+  }
   counters_.syncs.fetch_add(1, std::memory_order_relaxed);
   SetDegraded(Degradation::kNotSynced, !status.ok());
   if (!status.ok()) {
