@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/storage/engine/engine_fixture.h"
 
@@ -422,7 +423,7 @@ TEST_F(EngineSpaceTest, DeletingASessionKeepsWhatOthersShare) {
     const auto rest = SessionTokens(50 + i, 2 * kTestBlockTokens);
     sessions[i].insert(sessions[i].end(), rest.begin(), rest.end());
     PutAnnouncement put = Announce(sessions[i]);
-    const std::string name = "session " + std::to_string(i);
+    const std::string name = absl::StrCat("session ", i);
     put.session_id = name;
     MustPut(put);
   }
