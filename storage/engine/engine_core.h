@@ -217,6 +217,7 @@ class Engine::Core {
   // What is held, and all above it.
   absl::flat_hash_set<NodeRef> HeldPaths() const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   void DropEndedPins();
+  void SweepSessions();
   absl::Status SyncAndFree();
   void RunSyncer();
   // What keeps the store from serving in full; bits of degraded_.
@@ -288,6 +289,10 @@ class Engine::Core {
   absl::Mutex syncing_mutex_;  // one sync at a time
 
   bool ballast_there_ ABSL_GUARDED_BY(change_mutex_) = false;
+
+  // The sweep of session rows: where it goes on, and whether another one is due.
+  std::string session_cursor_ ABSL_GUARDED_BY(change_mutex_);
+  bool sweep_sessions_ ABSL_GUARDED_BY(change_mutex_) = true;
 
   std::unique_ptr<WorkPool> read_pool_;
   std::unique_ptr<WorkPool> write_pool_;

@@ -18,6 +18,8 @@ namespace {
 
 // Nodes per batch when many are removed: bounds how long others wait for their turn.
 constexpr std::size_t kRemovalsPerBatch = 1024;
+// Session rows looked at in one round of maintenance.
+constexpr std::size_t kSessionsPerRound = 1024;
 // Leaves looked at for each one that is evicted.
 constexpr int kEvictionSamples = 24;
 // Uses older than this count for little against a fresh one.
@@ -282,6 +284,7 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
         index_.Erase(ref);
       }
     }
+    sweep_sessions_ = true;
     count->blocks += piece.size();
     std::uint64_t freed_bytes = 0;
     for (const PayloadLocation& at : frees) {
@@ -481,6 +484,34 @@ void Engine::Core::DropEndedPins() {
   for (const PinId& id : ended) holds_.DropPin(id);
 }
 
+// Nodes do not know who is named after them, so rows of sessions whose last block is gone are
+// looked for, a few in each round.
+void Engine::Core::SweepSessions() {
+  absl::MutexLock change(&change_mutex_);
+  if (session_cursor_.empty() && !std::exchange(sweep_sessions_, false)) return;
+  std::vector<std::pair<std::string, TrieNodeId>> rows;
+  const absl::Status scanned = meta_->Scan(
+      MetaTable::kSessions, "", session_cursor_, [&](std::string_view key, std::string_view value) {
+        rows.emplace_back(key, TrieNodeId::FromBytes(value).value_or(TrieNodeId{}));
+        return rows.size() < kSessionsPerRound;
+      });
+  // The key behind the last one.
+  session_cursor_ =
+      scanned.ok() && rows.size() == kSessionsPerRound ? rows.back().first + '\0' : "";
+  std::map<TenantId, MetaBatch> batches;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (const auto& [key, node] : rows) {
+      const auto row_key = SessionRowKey::Decode(key);
+      if (!row_key || index_.FindById(node) != 0) continue;
+      batches.try_emplace(row_key->tenant, row_key->tenant)
+          .first->second.Delete(MetaTable::kSessions, key);
+    }
+  }
+  // What stays behind is found by the next sweep.
+  for (const auto& [tenant, batch] : batches) WriteMeta(batch).IgnoreError();
+}
+
 absl::Status Engine::Core::SyncAndFree() {
   absl::MutexLock syncing(&syncing_mutex_);
   std::vector<Outcome> waiters;
@@ -533,6 +564,7 @@ void Engine::Core::RunMaintenance() {
   }
   DropEndedPins();
   ExpireNodes();
+  SweepSessions();
   {
     absl::MutexLock change(&change_mutex_);
     KeepBallast();

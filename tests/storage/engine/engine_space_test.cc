@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "storage/meta/rocksdb_meta_store.h"
 #include "tests/storage/engine/engine_fixture.h"
 
 namespace kvtrie {
@@ -449,6 +450,41 @@ TEST_F(EngineSpaceTest, ASessionOfStoredBlocksIsKnownByItsName) {
   Selection selection;
   selection.session_id = "late";
   EXPECT_EQ(*engine_->Touch(tenant_, selection), 3u);
+}
+
+// Names of sessions whose blocks are gone go too, or the metadata would grow for ever.
+TEST_F(EngineSpaceTest, SessionRowsGoWithTheirBlocks) {
+  spec_.kv_groups.front().layer_runs = {{1, 1, 1, 0}};
+  Open();
+  const auto session_rows = [this] {
+    engine_.reset();
+    std::size_t count = 0;
+    {
+      auto meta = OpenRocksDbMetaStore(options_.data_dir + "/meta", {});
+      EXPECT_TRUE(meta.ok()) << meta.status();
+      EXPECT_TRUE(meta->store
+                      ->Scan(MetaTable::kSessions, "", "",
+                             [&count](std::string_view, std::string_view) { return ++count > 0; })
+                      .ok());
+    }
+    Open();
+    return count;
+  };
+  for (std::uint64_t seed = 0; seed < 1500; ++seed) {
+    const auto tokens = SessionTokens(seed, kTestBlockTokens);
+    PutAnnouncement put = Announce(tokens);
+    const std::string name = absl::StrCat("session ", seed);
+    put.session_id = name;
+    if (seed % 10 != 0) put.ttl = seconds(10);
+    MustPut(put);
+  }
+  EXPECT_EQ(session_rows(), 1500u);
+  clock_.Advance(seconds(20));
+  for (int round = 0; round < 3; ++round) engine_->RunMaintenance();
+  EXPECT_EQ(session_rows(), 150u);
+  Selection selection;
+  selection.session_id = "session 1490";
+  EXPECT_EQ(*engine_->Touch(tenant_, selection), 1u);
 }
 
 TEST_F(EngineSpaceTest, UnusedForSelectsWhatNobodyAskedForLately) {
