@@ -99,6 +99,10 @@ ABSL_FLAG(ByteSize, memory_tier_bytes, ByteSize{1 * kGiB},
           "Frames kept in memory. Larger: more reads without the disk. Keep the sum of all memory "
           "settings below 80 % of the container's limit.");
 ABSL_FLAG(
+    bool, prefault_memory, true,
+    "Take memory_tier_bytes from the system at start, not at first use: halves the CPU of puts "
+    "into a fresh server.");
+ABSL_FLAG(
     ByteSize, token_cache_bytes, ByteSize{512 * kMiB},
     "Tokens of stored blocks kept in memory (4 bytes each). Lookups beyond it read the disk.");
 ABSL_FLAG(ByteSize, put_memory_bytes, ByteSize{256 * kMiB},
@@ -272,6 +276,7 @@ class ConfigBuilder {
     engine->eviction = absl::GetFlag(FLAGS_eviction);
     engine->segment_bytes = absl::GetFlag(FLAGS_segment_bytes).bytes;
     engine->memory_tier_bytes = absl::GetFlag(FLAGS_memory_tier_bytes).bytes;
+    engine->prefault_memory = absl::GetFlag(FLAGS_prefault_memory);
     engine->token_cache_bytes = absl::GetFlag(FLAGS_token_cache_bytes).bytes;
     engine->put_memory_bytes = absl::GetFlag(FLAGS_put_memory_bytes).bytes;
     engine->index_bytes_max = absl::GetFlag(FLAGS_index_bytes_max).bytes;

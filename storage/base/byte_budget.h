@@ -20,8 +20,8 @@ class ByteBudget {
   ByteBudget(const ByteBudget&) = delete;
   ByteBudget& operator=(const ByteBudget&) = delete;
 
-  // True: `bytes` are taken. False: they are not, and `on_granted` will be called once they have been taken.
-  // A request over the whole limit is granted when nothing else is in flight.
+  // True: `bytes` are taken. False: they are not, and `on_granted` will be called once they have
+  // been taken. A request over the whole limit is granted when nothing else is in flight.
   bool AcquireOrWait(std::size_t bytes, std::function<void()> on_granted);
 
   // True and taken, or false and nothing changed.

@@ -31,7 +31,8 @@ std::uint32_t CopyAndCrc32c(std::span<const std::byte> from, std::byte* to, std:
   while (!from.empty()) {
     const auto piece = from.first(std::min(from.size(), kCopyBytes));
     std::memcpy(to, piece.data(), piece.size());
-    crc = Crc32c(piece, crc);
+    // Of the copy: the source may be shared with somebody who changes it meanwhile.
+    crc = Crc32c({to, piece.size()}, crc);
     to += piece.size();
     from = from.subspan(piece.size());
   }

@@ -18,6 +18,8 @@ class AlignedBuffer {
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }
   std::size_t size() const { return size_; }
+  // What it takes of memory: the allocator rounds up too.
+  std::size_t memory_bytes() const;
 
  private:
   struct Free {

@@ -6,11 +6,11 @@
 #include "absl/status/statusor.h"
 
 // Returns from the enclosing function when `expression` is not OK.
-#define KV_RETURN_IF_ERROR(expression)                                  \
-  do {                                                                  \
-    if (absl::Status kv_status_ = (expression); !kv_status_.ok()) {     \
-      return kv_status_;                                                \
-    }                                                                   \
+#define KV_RETURN_IF_ERROR(expression)                              \
+  do {                                                              \
+    if (absl::Status kv_status_ = (expression); !kv_status_.ok()) { \
+      return kv_status_;                                            \
+    }                                                               \
   } while (false)
 
 #define KV_STATUS_CONCAT_INNER_(a, b) a##b

@@ -46,6 +46,7 @@ Engine::Core::Core(const EngineOptions& options, Clock& clock)
 
 Engine::Core::~Core() {
   // Opening failed: nothing is under way, and the payload store may not take frees yet.
+  if (prefaulter_.joinable()) prefaulter_.join();
   if (!opened_) return;
   // Pools run out first, and stay: their work may post to one another and hand things to the
   // syncer.

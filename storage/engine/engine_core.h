@@ -297,6 +297,7 @@ class Engine::Core {
   std::unique_ptr<WorkPool> read_pool_;
   std::unique_ptr<WorkPool> write_pool_;
   std::thread syncer_;
+  std::thread prefaulter_;
 };
 
 }  // namespace kvtrie

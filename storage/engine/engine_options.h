@@ -24,6 +24,10 @@ struct EngineOptions {
   // Frames kept in memory. Larger raises the share of gets without disk reads. Keep the sum of the
   // four memory bounds below 80 % of the container's limit.
   std::uint64_t memory_tier_bytes = std::uint64_t{1} << 30;
+  // Has the system provide that memory at start (in the background) instead of at first use: puts
+  // into a fresh server cost half the CPU. Turn it off where other processes should use what this
+  // one does not yet.
+  bool prefault_memory = true;
   // Tokens of nodes kept in memory (4 bytes per token). A lookup that needs others reads rows from
   // the disk.
   std::uint64_t token_cache_bytes = std::uint64_t{512} << 20;

@@ -9,6 +9,7 @@
 #include "storage/base/byte_reader.h"
 #include "storage/base/check.h"
 #include "storage/base/file_system.h"
+#include "storage/base/frame_memory.h"
 #include "storage/base/status_macros.h"
 #include "storage/engine/engine_core.h"
 #include "storage/meta/meta_keys.h"
@@ -120,6 +121,9 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
     KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(over));
     KV_RETURN_IF_ERROR(SyncAndFree());
     if (evicted == 0) break;
+  }
+  if (options_.prefault_memory) {
+    prefaulter_ = std::thread([bytes = options_.memory_tier_bytes] { PrefaultFrameMemory(bytes); });
   }
   syncer_ = std::thread([this] { RunSyncer(); });
   return absl::OkStatus();

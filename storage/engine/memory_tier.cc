@@ -19,14 +19,14 @@ bool MemoryTier::Contains(const PayloadLocation& at) const {
 }
 
 void MemoryTier::Insert(const PayloadLocation& at, SharedBytes frame) {
-  const std::size_t bytes = frame.owner->size();
+  const std::size_t bytes = frame.owner->memory_bytes();
   if (bytes > limit_bytes_) return;
   std::vector<SharedBytes> dropped;  // freed after the lock: giving back large buffers takes time
   absl::MutexLock lock(&mutex_);
   if (entries_.contains(at)) return;
   while (used_bytes_ + bytes > limit_bytes_) {
     dropped.push_back(std::move(recency_.back().frame));
-    used_bytes_ -= dropped.back().owner->size();
+    used_bytes_ -= dropped.back().owner->memory_bytes();
     entries_.erase(recency_.back().at);
     recency_.pop_back();
   }
@@ -39,7 +39,7 @@ void MemoryTier::Erase(const PayloadLocation& at) {
   absl::MutexLock lock(&mutex_);
   const auto found = entries_.find(at);
   if (found == entries_.end()) return;
-  used_bytes_ -= found->second->frame.owner->size();
+  used_bytes_ -= found->second->frame.owner->memory_bytes();
   recency_.erase(found->second);
   entries_.erase(found);
 }
