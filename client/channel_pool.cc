@@ -16,6 +16,10 @@ namespace {
 constexpr int kControlReceiveBytesMax = 64 << 20;
 constexpr int kBulkReceiveBytesMax = 8 << 20;
 
+// A block in one frame instead of sixteen: measured 2-5 % less CPU time, and a steadier single
+// Fetch.
+constexpr int kFrameBytesMax = 1 << 20;
+
 constexpr int kReconnectInitialMs = 50;
 constexpr int kReconnectMaxMs = 2000;
 // How long one try to connect may take; gRPC names it as if it were a pause.
@@ -61,6 +65,7 @@ std::shared_ptr<grpc::Channel> ChannelPool::Connect(const std::string& target,
   // The window is fixed: probing for it costs pings and lets it grow past the processor's cache.
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, options_.stream_window_bytes);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytesMax);
   // Retries are ours (gRPC's buffer each message for its own), and nothing is compressed.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);

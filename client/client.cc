@@ -241,8 +241,9 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
   for (int attempt = 0; !assembly.done(); ++attempt) {
     const std::size_t pending_before = assembly.pending_blocks();
     const std::uint64_t damaged_before = assembly.damaged_blocks();
-    absl::Status status = use_lane ? lane_->FetchSome(model, options, deadline, &assembly)
-                                   : FetchAttempt(model, options, deadline, attempt, &assembly);
+    absl::Status status =
+        use_lane ? lane_->FetchSome(model, options, deadline, MayWait(attempt), &assembly)
+                 : FetchAttempt(model, options, deadline, attempt, &assembly);
     if (assembly.done()) break;
     if (status.ok()) {
       if (assembly.pending_blocks() < pending_before ||
@@ -352,25 +353,6 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
     puts.push_back(std::make_unique<PutProgress>(paths[i], *geometries.back()));
   }
 
-  std::size_t lane_blocks = 0;
-  if (use_lane) {
-    for (const auto& put : puts) {
-      if (put == nullptr || put->done()) continue;
-      absl::Status status = lane_->Put(put.get(), deadline);
-      if (status.ok()) {
-        lane_blocks += put->path().blocks.size();
-        continue;
-      }
-      if (options_.lane == Lane::kShm && !IsRetriable(status)) {
-        put->FailRest(status);
-        continue;
-      }
-      SuspendLane();
-      break;
-    }
-    stats_.local_lane_blocks.fetch_add(lane_blocks, std::memory_order_relaxed);
-  }
-
   std::optional<Backoff> backoff;
   bool failed = false;
   std::vector<PutProgress*> open;
@@ -381,7 +363,14 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
       if (put != nullptr && !put->done()) open.push_back(put.get());
     }
     if (open.empty()) break;
-    absl::Status status = PutAttempt(open, deadline, attempt);
+    absl::Status status =
+        use_lane ? PutByLane(open, deadline, attempt) : PutAttempt(open, deadline, attempt);
+    if (!status.ok() && use_lane && options_.lane == Lane::kAuto &&
+        !absl::IsDeadlineExceeded(status)) {
+      SuspendLane();
+      use_lane = false;
+      continue;
+    }
     if (status.ok()) {
       const bool all_done =
           std::all_of(open.begin(), open.end(), [](const PutProgress* put) { return put->done(); });
@@ -413,6 +402,14 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
     reports.push_back(std::move(report));
   }
   return reports;
+}
+
+absl::Status Client::PutByLane(std::span<PutProgress*> puts, Deadline deadline, int attempt) {
+  for (PutProgress* put : puts) {
+    KV_RETURN_IF_ERROR(lane_->Put(put, deadline, MayWait(attempt)));
+    stats_.local_lane_blocks.fetch_add(put->path().blocks.size(), std::memory_order_relaxed);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Client::PutAttempt(std::span<PutProgress*> puts, Deadline deadline, int attempt) {

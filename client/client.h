@@ -135,6 +135,7 @@ class Client {
                             int attempt, FetchAssembly* assembly);
   // Puts that are not done after it failed; their last status is returned.
   absl::Status PutAttempt(std::span<PutProgress*> puts, Deadline deadline, int attempt);
+  absl::Status PutByLane(std::span<PutProgress*> puts, Deadline deadline, int attempt);
   std::unique_ptr<PutConnection> TakePutConnection(int attempt);
   void GiveBackPutConnection(std::unique_ptr<PutConnection> stream);
 

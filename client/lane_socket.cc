@@ -108,6 +108,11 @@ absl::Status LaneSocket::Receive(google::protobuf::MessageLite* message, Deadlin
   return absl::OkStatus();
 }
 
+bool LaneSocket::StillOpen() const {
+  pollfd entry{fd_, POLLIN, 0};
+  return poll(&entry, 1, 0) == 0;
+}
+
 absl::Status LaneSocket::Wait(short events, Deadline deadline) {
   while (true) {
     pollfd entry{fd_, events, 0};

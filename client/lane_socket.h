@@ -31,6 +31,8 @@ class LaneSocket {
   // With `fd_to_pass` >= 0, its descriptor goes along.
   absl::Status Send(const google::protobuf::MessageLite& message, int fd_to_pass,
                     Deadline deadline);
+  // False when the peer has gone, or has sent what nobody asked for. REQUIRES: no answer is due.
+  bool StillOpen() const;
   absl::Status Receive(google::protobuf::MessageLite* message, Deadline deadline);
 
  private:

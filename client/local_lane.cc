@@ -73,21 +73,25 @@ LocalLane::LocalLane(ChannelPool& channels, std::shared_ptr<LocalRegion> region)
     : channels_(channels), region_(std::move(region)) {}
 
 absl::StatusOr<std::unique_ptr<LocalLane::Connection>> LocalLane::TakeConnection(
-    Deadline deadline) {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (!idle_.empty()) {
-      auto connection = std::move(idle_.back());
+    Deadline deadline, bool wait_for_ready) {
+  while (true) {
+    std::unique_ptr<Connection> connection;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (idle_.empty()) break;
+      connection = std::move(idle_.back());
       idle_.pop_back();
-      return connection;
     }
+    if (connection->socket->StillOpen()) return connection;
   }
-  return Open(deadline);
+  return Open(deadline, wait_for_ready);
 }
 
-absl::StatusOr<std::unique_ptr<LocalLane::Connection>> LocalLane::Open(Deadline deadline) {
+absl::StatusOr<std::unique_ptr<LocalLane::Connection>> LocalLane::Open(Deadline deadline,
+                                                                       bool wait_for_ready) {
   grpc::ClientContext context;
   context.set_deadline(deadline.ToGrpc());
+  context.set_wait_for_ready(wait_for_ready);
   v1::OpenLocalLaneRequest request;
   v1::OpenLocalLaneResponse response;
   KV_RETURN_IF_ERROR(FromGrpc(channels_.Control(0).OpenLocalLane(&context, request, &response)));
@@ -118,12 +122,13 @@ absl::StatusOr<std::span<std::byte>> LocalLane::Scratch(Connection& connection, 
 }
 
 absl::Status LocalLane::FetchSome(const ModelId& model, const FetchOptions& options,
-                                  Deadline deadline, FetchAssembly* assembly) {
+                                  Deadline deadline, bool wait_for_ready, FetchAssembly* assembly) {
   const Landing landing =
       PlanLanding(*assembly, assembly->StartAttempt(kRequestBlocksMax), *region_);
   const auto wanted = assembly->StartAttempt(landing.block_count);
 
-  KV_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, TakeConnection(deadline));
+  KV_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
+                      TakeConnection(deadline, wait_for_ready));
   std::span<std::byte> room;
   if (landing.in_place) {
     room = region_->At(landing.region_offset, landing.bytes);
@@ -210,8 +215,9 @@ absl::Status LocalLane::FetchSome(const ModelId& model, const FetchOptions& opti
   return absl::OkStatus();
 }
 
-absl::Status LocalLane::Put(PutProgress* put, Deadline deadline) {
-  KV_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, TakeConnection(deadline));
+absl::Status LocalLane::Put(PutProgress* put, Deadline deadline, bool wait_for_ready) {
+  KV_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
+                      TakeConnection(deadline, wait_for_ready));
   const std::span<const std::span<const std::byte>> blocks = put->path().blocks;
   std::size_t bytes = 0;
   bool contiguous = true;

@@ -37,13 +37,14 @@ class LocalLane {
 
   LocalLane(ChannelPool& channels, std::shared_ptr<LocalRegion> region);
 
-  // Asks for the first blocks that `assembly` lacks, as many as go into one request.
-  // Unavailable: the lane is off or broken.
+  // Asks for the first blocks that `assembly` lacks, as many as go into one request. With
+  // `wait_for_ready` it waits for a server that is not there. Unavailable: the lane is off or
+  // broken.
   absl::Status FetchSome(const ModelId& model, const FetchOptions& options, Deadline deadline,
-                         FetchAssembly* assembly);
+                         bool wait_for_ready, FetchAssembly* assembly);
 
   // REQUIRES: all blocks of `put` together fit into one request, or it has a single one.
-  absl::Status Put(PutProgress* put, Deadline deadline);
+  absl::Status Put(PutProgress* put, Deadline deadline, bool wait_for_ready);
 
   const std::shared_ptr<LocalRegion>& region() const { return region_; }
 
@@ -53,8 +54,9 @@ class LocalLane {
     RegionBuffer scratch;
   };
 
-  absl::StatusOr<std::unique_ptr<Connection>> TakeConnection(Deadline deadline);
-  absl::StatusOr<std::unique_ptr<Connection>> Open(Deadline deadline);
+  absl::StatusOr<std::unique_ptr<Connection>> TakeConnection(Deadline deadline,
+                                                             bool wait_for_ready);
+  absl::StatusOr<std::unique_ptr<Connection>> Open(Deadline deadline, bool wait_for_ready);
   void GiveBack(std::unique_ptr<Connection> connection);
   absl::StatusOr<std::span<std::byte>> Scratch(Connection& connection, std::size_t bytes);
 

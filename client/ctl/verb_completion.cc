@@ -57,7 +57,8 @@ void PrintZsh(std::ostream& out) {
          "_kvtrie() {\n"
          "  local verb=${words[(r)(";
   std::string bars;
-  for (const Verb* verb : AllVerbs()) bars += (bars.empty() ? "" : "|") + std::string(verb->name);
+  for (const Verb* verb : AllVerbs())
+    absl::StrAppend(&bars, bars.empty() ? "" : "|", std::string(verb->name));
   out << bars
       << ")]}\n"
          "  case \"$verb\" in\n";

@@ -1,0 +1,415 @@
+// The client and the CLI against the server's own program.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/admin_client.h"
+#include "client/client.h"
+#include "client/ctl/bench_workload.h"
+#include "client/ctl/cli.h"
+#include "client/ctl/format.h"
+#include "tests/client/server_process.h"
+
+namespace kvtrie {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr std::byte kPoison{0xa5};
+constexpr std::uint32_t kLayers = 4;
+constexpr std::size_t kLayerBytes = 16 * 2 * 1024;
+constexpr std::size_t kBlockBytes = kLayers * kLayerBytes;
+
+ModelSpec Spec(const std::string& name = "client-server-test") {
+  ModelSpec spec = *BenchModel(kLayerBytes);
+  spec.name = name;
+  spec.kv_groups[0].layer_runs[0].layer_count = kLayers;
+  return spec;
+}
+
+// A session of blocks with content that follows from its number.
+struct Session {
+  Session(std::uint64_t number, std::size_t block_count)
+      : tokens(BenchTokens(1, number, block_count)), memory(block_count * kBlockBytes) {
+    FillIncompressible(memory, number);
+    for (std::size_t i = 0; i < block_count; ++i) {
+      blocks.push_back(std::span<const std::byte>(memory).subspan(i * kBlockBytes, kBlockBytes));
+    }
+  }
+  PutPath Path(const ModelId& model) const {
+    PutPath path;
+    path.path.model = model;
+    path.path.tokens = tokens;
+    path.blocks = blocks;
+    return path;
+  }
+
+  std::vector<TokenId> tokens;
+  std::vector<std::byte> memory;
+  std::vector<std::span<const std::byte>> blocks;
+};
+
+class ClientServerTest : public ::testing::TestWithParam<Lane> {
+ protected:
+  void SetUp() override { MakeClient(); }
+
+  void MakeClient() {
+    ClientOptions options;
+    options.targets = {server_.listen};
+    options.lane = GetParam();
+    auto client = Client::Create(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+    const auto model = client_->RegisterModel(Spec());
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ(model->id, Spec().Digest());
+    EXPECT_EQ(model->raw_block_bytes, kBlockBytes);
+    model_ = model->id;
+  }
+
+  PutReport Put(const Session& session) {
+    const PutPath path = session.Path(model_);
+    return client_->Put(std::span(&path, 1))[0];
+  }
+
+  // Ids of what is stored of a session.
+  std::vector<TrieNodeId> Find(const Session& session) {
+    const auto result = client_->Lookup(model_, session.tokens);
+    EXPECT_TRUE(result.ok()) << result.status();
+    std::vector<TrieNodeId> nodes(result->matched_blocks());
+    if (!nodes.empty()) {
+      std::memcpy(nodes.data(), result->blocks(0).node_ids().data(), nodes.size() * 16);
+    }
+    return nodes;
+  }
+
+  // Loaded blocks are the session's; returns how many there are.
+  std::size_t FetchAndCheck(const Session& session, const std::vector<TrieNodeId>& nodes,
+                            std::span<std::byte> memory, const FetchOptions& options = {}) {
+    std::fill(memory.begin(), memory.end(), kPoison);
+    std::vector<FetchTarget> targets;
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      targets.push_back({nodes[i], memory.subspan(i * kBlockBytes, kBlockBytes)});
+    }
+    const FetchReport report = client_->Fetch(model_, targets, options);
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      if (!report.blocks[i].loaded()) continue;
+      EXPECT_TRUE(
+          std::equal(targets[i].raw.begin(), targets[i].raw.end(), session.blocks[i].begin()))
+          << "block " << i;
+    }
+    return report.loaded_blocks;
+  }
+
+  ServerProcess server_;
+  std::unique_ptr<Client> client_;
+  ModelId model_;
+};
+
+TEST_P(ClientServerTest, WhatIsPutIsFoundAndFetched) {
+  const Session session(1, 40);
+  const PutReport put = Put(session);
+  ASSERT_TRUE(put.all_stored()) << put.blocks[0].status;
+  EXPECT_EQ(put.duplicate_blocks, 0u);
+  const auto nodes = Find(session);
+  ASSERT_EQ(nodes.size(), 40u);
+  for (std::size_t i = 0; i < nodes.size(); ++i) EXPECT_EQ(nodes[i], put.blocks[i].node);
+  std::vector<std::byte> memory(session.memory.size());
+  EXPECT_EQ(FetchAndCheck(session, nodes, memory), 40u);
+  EXPECT_EQ(client_->stats().failed_calls, 0u);
+  EXPECT_EQ(client_->stats().local_lane_blocks, GetParam() == Lane::kGrpc ? 0u : 80u);
+}
+
+TEST_P(ClientServerTest, SecondPutFindsAllStored) {
+  const Session session(1, 10);
+  ASSERT_TRUE(Put(session).all_stored());
+  const PutReport again = Put(session);
+  EXPECT_TRUE(again.all_stored());
+  EXPECT_EQ(again.duplicate_blocks, 10u);
+}
+
+TEST_P(ClientServerTest, MissesStandInTheirSlots) {
+  const Session session(1, 12);
+  ASSERT_TRUE(Put(session).all_stored());
+  auto nodes = Find(session);
+  nodes[0].bytes.fill(1);
+  nodes[7].bytes.fill(2);
+  std::vector<std::byte> memory(session.memory.size());
+  EXPECT_EQ(FetchAndCheck(session, nodes, memory), 10u);
+  EXPECT_EQ(memory[0], kPoison);
+}
+
+TEST_P(ClientServerTest, BlocksArriveInMemoryOfTheRegion) {
+  if (client_->local_region() == nullptr) return;  // gRPC has none
+  const Session session(1, 24);
+  ASSERT_TRUE(Put(session).all_stored());
+  auto nodes = Find(session);
+  nodes[3].bytes.fill(1);  // what follows lands elsewhere first
+  const RegionBuffer buffer = *client_->local_region()->Allocate(session.memory.size());
+  EXPECT_EQ(FetchAndCheck(session, nodes, buffer.bytes()), 23u);
+  // And from it.
+  const Session other(2, 24);
+  std::copy(other.memory.begin(), other.memory.end(), buffer.bytes().begin());
+  PutPath path = other.Path(model_);
+  std::vector<std::span<const std::byte>> blocks;
+  for (std::size_t i = 0; i < 24; ++i) {
+    blocks.push_back(buffer.bytes().subspan(i * kBlockBytes, kBlockBytes));
+  }
+  path.blocks = blocks;
+  EXPECT_TRUE(client_->Put(std::span(&path, 1))[0].all_stored());
+  std::vector<std::byte> memory(other.memory.size());
+  EXPECT_EQ(FetchAndCheck(other, Find(other), memory), 24u);
+}
+
+TEST_P(ClientServerTest, LayersComeInOrder) {
+  const Session session(1, 20);
+  ASSERT_TRUE(Put(session).all_stored());
+  const auto nodes = Find(session);
+  std::vector<std::byte> memory(session.memory.size());
+  std::vector<std::uint32_t> layers;
+  FetchOptions options;
+  options.on_layer = [&](std::uint32_t layer, std::span<const FetchedBlock>) {
+    layers.push_back(layer);
+    for (std::size_t i = 0; i < 20; ++i) {
+      const std::size_t at = i * kBlockBytes + layer * kLayerBytes;
+      EXPECT_TRUE(std::equal(&memory[at], &memory[at] + kLayerBytes, &session.memory[at]));
+    }
+  };
+  EXPECT_EQ(FetchAndCheck(session, nodes, memory, options), 20u);
+  EXPECT_THAT(layers, ::testing::ElementsAre(0, 1, 2, 3));
+}
+
+TEST_P(ClientServerTest, ManyPathsOfOneSizeAndAnotherGoTogether) {
+  std::vector<Session> sessions;
+  for (std::uint64_t i = 0; i < 30; ++i) sessions.emplace_back(100 + i, 1 + i % 5);
+  std::vector<PutPath> paths;
+  for (const Session& session : sessions) {
+    paths.push_back(session.Path(model_));
+    paths.back().eager = paths.size() % 2 == 0;
+  }
+  for (const PutReport& report : client_->Put(paths)) EXPECT_TRUE(report.all_stored());
+  for (const Session& session : sessions) EXPECT_EQ(Find(session).size(), session.blocks.size());
+}
+
+TEST_P(ClientServerTest, KilledServerComesBackAndNothingWasLost) {
+  const Session session(1, 20);
+  ASSERT_TRUE(Put(session).all_stored());
+  const auto nodes = Find(session);
+  std::vector<std::byte> memory(session.memory.size());
+  for (int round = 0; round < 2; ++round) {
+    server_.Kill();
+    FetchOptions brief;
+    brief.timeout = milliseconds(200);
+    const auto began = std::chrono::steady_clock::now();
+    EXPECT_EQ(FetchAndCheck(session, nodes, memory, brief), 0u);
+    EXPECT_LT(std::chrono::steady_clock::now() - began, seconds(3));
+    server_.Start();
+    EXPECT_EQ(FetchAndCheck(session, nodes, memory), 20u);
+    EXPECT_TRUE(Put(Session(10 + static_cast<std::uint64_t>(round), 4)).all_stored());
+  }
+}
+
+TEST_P(ClientServerTest, KillsUnderLoadLeaveNoWrongBlock) {
+  std::atomic<bool> stop{false};
+  std::atomic<int> put_rounds{0};
+  std::thread writer([&] {
+    for (std::uint64_t i = 0; !stop; ++i) {
+      const Session session(1000 + i, 8);
+      const PutReport report = Put(session);
+      std::vector<std::byte> memory(session.memory.size());
+      // What was acknowledged is there, whatever happened to the server meanwhile.
+      if (!report.all_stored()) continue;
+      ++put_rounds;
+      const auto result = client_->Lookup(model_, session.tokens);
+      if (!result.ok()) continue;
+      EXPECT_EQ(result->matched_blocks(), 8u);
+      if (result->matched_blocks() == 8) FetchAndCheck(session, Find(session), memory);
+    }
+  });
+  for (int round = 0; round < 3; ++round) {
+    std::this_thread::sleep_for(milliseconds(300));
+    server_.Kill();
+    std::this_thread::sleep_for(milliseconds(100));
+    server_.Start();
+  }
+  const int rounds_before = put_rounds;
+  const auto give_up = std::chrono::steady_clock::now() + seconds(30);
+  while (put_rounds == rounds_before && std::chrono::steady_clock::now() < give_up) {
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  EXPECT_GT(put_rounds, rounds_before) << "the client did not find back";
+  stop = true;
+  writer.join();
+}
+
+TEST_P(ClientServerTest, FrozenServerHoldsUpNoCallBeyondItsDeadline) {
+  const Session session(1, 8);
+  ASSERT_TRUE(Put(session).all_stored());
+  const auto nodes = Find(session);
+  std::vector<std::byte> memory(session.memory.size());
+  ASSERT_EQ(FetchAndCheck(session, nodes, memory), 8u);
+  server_.Freeze();
+  const auto ends_in_time = [](const std::function<void()>& call) {
+    const auto began = std::chrono::steady_clock::now();
+    call();
+    EXPECT_LT(std::chrono::steady_clock::now() - began, seconds(3));
+  };
+  ends_in_time([&] {
+    FetchOptions brief;
+    brief.timeout = milliseconds(200);
+    EXPECT_EQ(FetchAndCheck(session, nodes, memory, brief), 0u);
+  });
+  ends_in_time([&] {
+    // More than sockets take: its bytes wait in gRPC, and are given back all the same.
+    const Session large(2, 200);
+    const PutPath path = large.Path(model_);
+    PutPath eager = path;
+    eager.eager = true;
+    EXPECT_FALSE(client_->Put(std::span(&eager, 1), milliseconds(300))[0].all_stored());
+  });
+  server_.Thaw();
+  EXPECT_EQ(FetchAndCheck(session, nodes, memory), 8u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Lanes, ClientServerTest,
+                         ::testing::Values(Lane::kGrpc, Lane::kShm, Lane::kAuto),
+                         [](const auto& instance) {
+                           return instance.param == Lane::kGrpc  ? "Grpc"
+                                  : instance.param == Lane::kShm ? "Shm"
+                                                                 : "Auto";
+                         });
+
+// --- the CLI ---
+
+class CliServerTest : public ::testing::Test {
+ protected:
+  ExitCode RunKvtrie(std::vector<std::string> arguments) {
+    out_.str("");
+    err_.str("");
+    const CliEnvironment environment{
+        .out = out_, .err = err_, .variable = [&](const std::string& name) {
+          return std::optional<std::string>(name == "KVTRIE_SERVER" ? server_.listen
+                                                                    : server_.admin);
+        }};
+    return RunCli(arguments, environment);
+  }
+  nlohmann::json Json() { return nlohmann::json::parse(out_.str(), nullptr, false); }
+
+  ServerProcess server_;
+  std::ostringstream out_;
+  std::ostringstream err_;
+};
+
+TEST_F(CliServerTest, OperatorFindsKeepsAndRemovesWhatIsStored) {
+  ASSERT_EQ(RunKvtrie({"bench", "put", "--block-bytes", "4096", "--blocks", "32", "--json"}),
+            ExitCode::kOk)
+      << err_.str();
+  EXPECT_EQ(Json()["op"], "put");
+  ASSERT_EQ(RunKvtrie({"status", "--json"}), ExitCode::kOk) << err_.str();
+  EXPECT_EQ(Json()["state"], "serving");
+  EXPECT_GE(Json()["node_count"], 32);
+  ASSERT_EQ(RunKvtrie({"models", "--json"}), ExitCode::kOk);
+  EXPECT_EQ(Json()["models"][0]["name"], "kvtrie-bench");
+  EXPECT_EQ(Json()["models"][0]["raw_block_bytes"], 4096);
+
+  ASSERT_EQ(RunKvtrie({"ls", "--model", "kvtrie-bench", "--json"}), ExitCode::kOk) << err_.str();
+  ASSERT_GE(Json()["nodes"].size(), 2u);
+  std::string parent;
+  const nlohmann::json first_blocks = Json()["nodes"];
+  for (const auto& node : first_blocks) {
+    if (node["child_count"] > 0) parent = node["node_id"];
+  }
+  ASSERT_EQ(RunKvtrie({"ls", parent, "--json"}), ExitCode::kOk) << err_.str();
+  const std::string node = Json()["nodes"][0]["node_id"];
+  ASSERT_EQ(RunKvtrie({"show", node, "--json"}), ExitCode::kOk);
+  EXPECT_EQ(Json()["depth"], 2);
+  EXPECT_EQ(Json()["parent_id"], parent);
+  // A prefix is shown with the path above it.
+  std::string tokens;
+  for (const TokenId token : BenchTokens(1, 0, 2)) {
+    tokens += (tokens.empty() ? "" : ",") + std::to_string(token);
+  }
+  ASSERT_EQ(RunKvtrie({"show", "--model", "kvtrie-bench", "--tokens", tokens, "--json"}),
+            ExitCode::kOk)
+      << err_.str();
+  EXPECT_EQ(Json()["depth"], 2);
+  EXPECT_EQ(Json()["path"].size(), 1u);
+
+  ASSERT_EQ(RunKvtrie({"pin", node, "--seconds", "60", "--json"}), ExitCode::kOk) << err_.str();
+  EXPECT_EQ(Json()["pinned_blocks"], 2);
+  const std::string pin = Json()["pin_id"];
+  ASSERT_EQ(RunKvtrie({"pins", "--json"}), ExitCode::kOk);
+  EXPECT_EQ(Json()["pins"][0]["pin_id"], pin);
+  EXPECT_EQ(RunKvtrie({"unpin", pin}), ExitCode::kOk);
+  EXPECT_EQ(RunKvtrie({"unpin", pin, "--json"}), ExitCode::kOk);
+  EXPECT_EQ(Json()["existed"], false);
+
+  EXPECT_EQ(RunKvtrie({"verify", "--json"}), ExitCode::kOk) << err_.str();
+  EXPECT_TRUE(Json()["findings"].empty());
+  ASSERT_EQ(RunKvtrie({"rm", node, "--json"}), ExitCode::kOk);
+  EXPECT_GE(Json()["deleted_blocks"], 1);
+  EXPECT_EQ(RunKvtrie({"show", node}), ExitCode::kNotFound);
+  EXPECT_EQ(RunKvtrie({"show", "--model", "no-such-model", "--tokens", "1"}), ExitCode::kNotFound);
+  EXPECT_EQ(RunKvtrie({"rm", "--all", "--yes"}), ExitCode::kOk);
+  EXPECT_EQ(RunKvtrie({"config", "--json"}), ExitCode::kOk);
+  EXPECT_FALSE(Json()["settings"].empty());
+  EXPECT_EQ(RunKvtrie({"top", "--once", "--interval", "1"}), ExitCode::kOk);
+  for (const char* verb : {"status", "models", "pins", "config", "verify"}) {
+    EXPECT_EQ(RunKvtrie({verb}), ExitCode::kOk) << verb;
+    EXPECT_FALSE(out_.str().empty());
+  }
+  EXPECT_EQ(RunKvtrie({"drain", "--deadline", "5"}), ExitCode::kOk) << err_.str();
+}
+
+TEST_F(CliServerTest, BenchmarksRunAndSayWhatTheyMeasured) {
+  const char* fields[] = {"peer",     "op",           "block_bytes", "clients", "batch",
+                          "gb_per_s", "cpu_s_per_gb", "keys_per_s",  "p50_us",  "p99_us"};
+  const std::vector<std::string> common = {"--block-bytes", "8192", "--blocks", "64", "--json"};
+  const std::vector<std::vector<std::string>> runs = {
+      {"bench", "put", "--clients", "2", "--batch", "4"},
+      {"bench", "get", "--batch", "4", "--warmup"},
+      {"bench", "get", "--clients", "3", "--cold"},
+      {"bench", "put", "--lane", "shm", "--seed", "2", "--batch", "8"},
+      {"bench", "get", "--lane", "shm", "--seed", "2", "--batch", "8"},
+      {"bench", "lookup", "--prompts", "2", "--requests", "10"},
+      {"bench", "mixed", "--batch", "4"},
+  };
+  for (std::vector<std::string> arguments : runs) {
+    arguments.insert(arguments.end(), common.begin(), common.end());
+    ASSERT_EQ(RunKvtrie(arguments), ExitCode::kOk)
+        << ::testing::PrintToString(arguments) << err_.str();
+    std::istringstream lines(out_.str());
+    std::string line;
+    int count = 0;
+    while (std::getline(lines, line)) {
+      const auto row = nlohmann::json::parse(line, nullptr, false);
+      ASSERT_TRUE(row.is_object()) << line;
+      EXPECT_EQ(row.size(), std::size(fields)) << line;
+      for (const char* field : fields) EXPECT_TRUE(row.contains(field)) << field;
+      EXPECT_GT(row["keys_per_s"], 0) << line;
+      ++count;
+    }
+    EXPECT_EQ(count, arguments[1] == "mixed" ? 3 : 1);
+  }
+  EXPECT_EQ(RunKvtrie({"bench", "get", "--seed", "77", "--block-bytes", "8192"}),
+            ExitCode::kNotFound);
+  EXPECT_EQ(RunKvtrie({"bench", "put", "--block-bytes", "8192", "--blocks", "64"}),
+            ExitCode::kFailed);
+}
+
+}  // namespace
+}  // namespace kvtrie

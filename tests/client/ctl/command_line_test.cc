@@ -1,0 +1,76 @@
+#include "client/ctl/command_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace kvtrie {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const FlagSpec kFlags[] = {
+    {"name", FlagSpec::Kind::kText, ""},
+    {"count", FlagSpec::Kind::kNumber, "", 2, 10},
+    {"lane", FlagSpec::Kind::kChoice, "", 0, 0, "grpc|shm"},
+    {"json", FlagSpec::Kind::kSwitch, ""},
+};
+
+absl::StatusOr<CommandLine> Parse(const std::vector<std::string>& arguments) {
+  return CommandLine::Parse(arguments, kFlags);
+}
+
+TEST(CommandLineTest, FlagsStandBeforeBetweenAndBehind) {
+  const auto line =
+      Parse({"--name", "a b", "first", "--count=7", "second", "--json", "--lane", "shm"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_THAT(line->positionals(), ElementsAre("first", "second"));
+  EXPECT_EQ(line->Text("name"), "a b");
+  EXPECT_EQ(line->Number("count", 0), 7u);
+  EXPECT_EQ(line->Text("lane"), "shm");
+  EXPECT_TRUE(line->Has("json"));
+}
+
+TEST(CommandLineTest, WhatIsNotGivenHasItsDefault) {
+  const auto line = Parse({});
+  ASSERT_TRUE(line.ok());
+  EXPECT_FALSE(line->Has("json"));
+  EXPECT_EQ(line->Text("name", "x"), "x");
+  EXPECT_EQ(line->Number("count", 5), 5u);
+}
+
+TEST(CommandLineTest, DashesEndTheFlags) {
+  const auto line = Parse({"--", "--json", "-x"});
+  ASSERT_TRUE(line.ok());
+  EXPECT_THAT(line->positionals(), ElementsAre("--json", "-x"));
+}
+
+TEST(CommandLineTest, EachMistakeIsNamed) {
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"--nme", "x"}, "unknown flag --nme"},
+      {{"-j"}, "unknown flag -j"},
+      {{"--name"}, "--name needs a value"},
+      {{"--json=1"}, "takes no value"},
+      {{"--count", "x"}, "not a number"},
+      {{"--count", ""}, "not a number"},
+      {{"--count", "3x"}, "not a number"},
+      {{"--count", "-3"}, "not a number"},
+      {{"--count", "99999999999999999999"}, "not a number"},
+      {{"--count", "1"}, "must be 2 to 10"},
+      {{"--count", "11"}, "must be 2 to 10"},
+      {{"--lane", "tcp"}, "must be grpc|shm"},
+      {{"--lane", ""}, "must be grpc|shm"},
+      {{"--name", "a", "--name", "b"}, "given twice"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    const auto line = Parse(arguments);
+    ASSERT_TRUE(absl::IsInvalidArgument(line.status())) << message;
+    EXPECT_THAT(std::string(line.status().message()), HasSubstr(message));
+  }
+}
+
+}  // namespace
+}  // namespace kvtrie

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "storage/base/check.h"
+
+namespace kvtrie {
+
+// A kvtrie-server of its own over a data folder of its own, on ports of loopback that it finds
+// free. Ended by its pid.
+class ServerProcess {
+ public:
+  ServerProcess() {
+    char name[] = "/tmp/kvtrie-client-test-XXXXXX";
+    KV_CHECK(mkdtemp(name) != nullptr);
+    folder_ = name;
+    Start();
+  }
+  ~ServerProcess() {
+    Kill();
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+
+  // Returns when the server serves. A second start listens where the first one did.
+  void Start() {
+    const std::string ready_file = folder_ + "/ready.json";
+    std::filesystem::remove(ready_file);
+    pid_ = fork();
+    KV_CHECK(pid_ >= 0);
+    if (pid_ == 0) {
+      // Meant for the CLI.
+      unsetenv("KVTRIE_SERVER");
+      unsetenv("KVTRIE_ADMIN_SERVER");
+      const std::string data = folder_ + "/store";
+      execl(KVTRIE_SERVER_PROGRAM, "kvtrie-server", "--data_dir", data.c_str(), "--listen",
+            listen.c_str(), "--admin_listen", admin.c_str(), "--http_listen", "127.0.0.1:0",
+            "--ready_file", ready_file.c_str(), "--log_level", "warn", nullptr);
+      _exit(127);
+    }
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (std::chrono::steady_clock::now() < give_up) {
+      std::ifstream file(ready_file);
+      const auto ready = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+      if (ready.is_object()) {
+        listen = ready["listen"];
+        admin = ready["admin"];
+        return;
+      }
+      KV_CHECK(waitpid(pid_, nullptr, WNOHANG) == 0);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    KV_CHECK(false);
+  }
+
+  void Kill() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+
+  // Stops and continues the process: a server that is there and does not answer.
+  void Freeze() const { kill(pid_, SIGSTOP); }
+  void Thaw() const { kill(pid_, SIGCONT); }
+
+  std::string listen = "127.0.0.1:0";
+  std::string admin = "127.0.0.1:0";
+
+ private:
+  std::string folder_;
+  pid_t pid_ = 0;
+};
+
+}  // namespace kvtrie
