@@ -83,7 +83,8 @@ void Engine::Core::KeepBallast() {
     file = PosixFileSystem().Open(ballast_path(), FileSystem::Mode::kCreateNew, false);
   }
   if (!file.ok()) return;
-  if ((*file)->Allocate(0, BallastBytes()).ok()) {
+  // One that was kept under a larger limit shrinks.
+  if ((*file)->Allocate(0, BallastBytes()).ok() && (*file)->Truncate(BallastBytes()).ok()) {
     ballast_there_ = true;
   } else {
     PosixFileSystem().Remove(ballast_path()).IgnoreError();
