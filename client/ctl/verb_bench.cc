@@ -32,7 +32,7 @@ const FlagSpec kFlags[] = {
     {"window-bytes", FlagSpec::Kind::kNumber, "flow-control window of a stream", 64 << 10,
      64 << 20},
     {"server-pid", FlagSpec::Kind::kNumber,
-     "process of the server, for its CPU time; found by itself on this host", 1, 1 << 30},
+     "process of the server, for its CPU time; found by itself on this host", 1, (1 << 22) - 1},
     {"ready-file", FlagSpec::Kind::kText, "the server's ready file, which has its process"},
 };
 

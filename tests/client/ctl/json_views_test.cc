@@ -1,0 +1,51 @@
+#include "client/ctl/json_views.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace kvtrie {
+namespace {
+
+TEST(JsonViewsTest, NodeHasIdsInHexadecimalDigitsAndEnumsByName) {
+  v1::NodeEntry node;
+  node.set_node_id(std::string(16, '\x0f'));
+  node.set_depth(3);
+  node.set_quality(v1::QUALITY_NEAR_EXACT);
+  v1::RungEntry* rung = node.add_rungs();
+  rung->set_rung(v1::RUNG_CODED);
+  rung->set_stored_bytes(100);
+  const auto json = NodeToJson(node);
+  EXPECT_EQ(json["node_id"], "0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f");
+  EXPECT_EQ(json["depth"], 3);
+  EXPECT_EQ(json["quality"], "near-exact");
+  EXPECT_EQ(json["rungs"][0]["rung"], "coded");
+  EXPECT_EQ(json["rungs"][0]["stored_bytes"], 100);
+}
+
+TEST(JsonViewsTest, ModelCountsLayersOverItsRunsAndGroups) {
+  v1::ModelEntry model;
+  model.mutable_spec()->add_kv_groups()->add_layer_runs()->set_layer_count(3);
+  v1::KvGroup* group = model.mutable_spec()->add_kv_groups();
+  group->add_layer_runs()->set_layer_count(4);
+  group->add_layer_runs()->set_layer_count(5);
+  EXPECT_EQ(ModelToJson(model)["layers"], 12);
+}
+
+TEST(JsonViewsTest, StatusHasItsCountersByName) {
+  v1::GetStatusResponse status;
+  status.set_state("serving");
+  (*status.mutable_counters())["puts"] = 7;
+  const auto json = StatusToJson(status);
+  EXPECT_EQ(json["state"], "serving");
+  EXPECT_EQ(json["counters"]["puts"], 7);
+  EXPECT_TRUE(json["reasons"].empty());
+}
+
+TEST(JsonViewsTest, BytesThatAreNotTextDoNotEndTheProgram) {
+  const std::string text = DumpJson({{"name", "a\xff"}});
+  EXPECT_NE(text.find("a\xef\xbf\xbd"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvtrie
