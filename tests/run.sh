@@ -112,11 +112,21 @@ stage_peers() {
 # record STAGE TEST passed|failed: a result of something that writes no JUnit file.
 record() { printf '%s\t%s\t%s\n' "$1" "$2" "$3" >>"$results/recorded.tsv"; }
 
+# Sets cpu_seconds: user and system time of all children that have ended. `times` must run in this very shell.
+read_cpu_seconds() {
+  times >"$results/times"
+  cpu_seconds=$(awk 'NR == 2 { gsub(/[ms]/, " "); printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$results/times")
+}
+
 run_stage() {
-  local stage=$1 start=$SECONDS code=0
+  local stage=$1 start=$SECONDS code=0 cpu_before
+  read_cpu_seconds
+  cpu_before=$cpu_seconds
   printf '\n== %s\n' "$stage"
   "stage_${stage//-/_}" </dev/null || code=$?
-  times+=("$(printf '%-14s %7d s  %s' "$stage" $((SECONDS - start)) "$([ $code -eq 0 ] && echo ok || echo FAILED)")")
+  read_cpu_seconds
+  rows+=("$(printf '%-14s %7d %7d  %s' "$stage" $((SECONDS - start)) $((cpu_seconds - cpu_before)) \
+    "$([ $code -eq 0 ] && echo ok || echo FAILED)")")
   [ $code -eq 0 ] || record "$stage" "exit code $code" stage-failed
 }
 
@@ -140,13 +150,13 @@ done
 
 rm -rf "$results"
 mkdir -p "$results" "$CCACHE_DIR"
-times=()
+rows=()
 for stage in "${wanted[@]}"; do
   run_stage "$stage"
 done
 ccache_line=$(ccache -s 2>/dev/null | sed -n 's/^ *Hits: */compiler cache hits: /p' | head -1)
 
-printf '\nStage times on %s cores\n' "$(nproc)"
-printf '%s\n' "${times[@]}" "$(printf '%-14s %7d s' total $SECONDS)"
+printf '\n%-14s %7s %7s\n' "$(nproc) cores" 'wall s' 'CPU s'
+printf '%s\n' "${rows[@]}" "$(printf '%-14s %7d %7d' total $SECONDS "$cpu_seconds")"
 [ -z "$ccache_line" ] || echo "$ccache_line"
 exec python3 tests/run_totals.py "$results" "${wanted[@]}"
