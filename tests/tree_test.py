@@ -55,11 +55,9 @@ WITHOUT_OWN_TEST = {
     "client/admin_client.cc": "tests/client/ctl/cli_test.cc",
     "client/ctl/exit_code.cc": "tests/client/ctl/cli_test.cc",
     "client/ctl/verb*.cc": "tests/client/ctl/cli_test.cc",
-    # main(), and what puts the parts together.
+    # main().
     "client/ctl/kvtrie_main.cc": "tests/client/ctl/cli_test.cc",
     "server/server_main.cc": "tests/model/main_job_test.py",
-    "server/kv_server.cc": "tests/server/cache_service_test.cc",
-    "server/service_context.cc": "tests/server/cache_service_test.cc",
     # A part of the engine's class.
     "storage/engine/engine_verify.cc": "tests/storage/engine/engine_recovery_test.cc",
 }

@@ -94,6 +94,8 @@ class ServerProcess:
             raise RuntimeError(f"the server's exit code is {code}:\n{self._log_tail()}")
 
     def _log_tail(self) -> str:
+        if not self.log_path.exists():
+            return "its log is gone"
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
 
 
