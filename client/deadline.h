@@ -32,6 +32,8 @@ class Deadline {
   }
 
   gpr_timespec ToGrpc() const {
+    // gRPC rounds up to a millisecond, and would wait for it.
+    if (expired()) return gpr_inf_past(GPR_CLOCK_MONOTONIC);
     return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                         gpr_time_from_nanos(remaining().count(), GPR_TIMESPAN));
   }
