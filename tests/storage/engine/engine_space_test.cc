@@ -362,7 +362,7 @@ TEST_F(EngineSpaceTest, DuStaysNearTheLimitUnderChurnAndFallsAfterDeletes) {
   Open();
   std::mt19937 random(9);
   std::uint64_t seed = 0;
-  for (std::uint64_t written = 0; written < 3 * options_.disk_limit_bytes; ++seed) {
+  for (std::uint64_t written = 0; written < 2 * options_.disk_limit_bytes; ++seed) {
     const std::size_t blocks = 1 + random() % 24;
     MustPut(SessionTokens(seed, blocks * kTestBlockTokens));
     written += blocks * raw_block_bytes_;
@@ -470,7 +470,7 @@ TEST_F(EngineSpaceTest, SessionRowsGoWithTheirBlocks) {
     Open();
     return count;
   };
-  for (std::uint64_t seed = 0; seed < 1500; ++seed) {
+  for (std::uint64_t seed = 0; seed < 1100; ++seed) {
     const auto tokens = SessionTokens(seed, kTestBlockTokens);
     PutAnnouncement put = Announce(tokens);
     const std::string name = absl::StrCat("session ", seed);
@@ -478,12 +478,12 @@ TEST_F(EngineSpaceTest, SessionRowsGoWithTheirBlocks) {
     if (seed % 10 != 0) put.ttl = seconds(10);
     MustPut(put);
   }
-  EXPECT_EQ(session_rows(), 1500u);
+  EXPECT_EQ(session_rows(), 1100u);
   clock_.Advance(seconds(20));
   for (int round = 0; round < 3; ++round) engine_->RunMaintenance();
-  EXPECT_EQ(session_rows(), 150u);
+  EXPECT_EQ(session_rows(), 110u);
   Selection selection;
-  selection.session_id = "session 1490";
+  selection.session_id = "session 1090";
   EXPECT_EQ(*engine_->Touch(tenant_, selection), 1u);
 }
 
