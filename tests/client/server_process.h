@@ -72,7 +72,11 @@ class ServerProcess {
   }
 
   // Stops and continues the process: a server that is there and does not answer.
-  void Freeze() const { kill(pid_, SIGSTOP); }
+  void Freeze() const {
+    kill(pid_, SIGSTOP);
+    // Threads go on for a moment.
+    KV_CHECK(waitpid(pid_, nullptr, WUNTRACED) == pid_);
+  }
   void Thaw() const { kill(pid_, SIGCONT); }
 
   std::string listen = "127.0.0.1:0";
