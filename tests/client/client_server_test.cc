@@ -86,15 +86,19 @@ class ClientServerTest : public ::testing::TestWithParam<Lane> {
     return client_->Put(std::span(&path, 1))[0];
   }
 
+  static std::vector<TrieNodeId> NodesOf(const v1::LookupResult& result) {
+    std::vector<TrieNodeId> nodes(result.matched_blocks());
+    if (!nodes.empty()) {
+      std::memcpy(nodes.data(), result.blocks(0).node_ids().data(), nodes.size() * 16);
+    }
+    return nodes;
+  }
+
   // Ids of what is stored of a session.
   std::vector<TrieNodeId> Find(const Session& session) {
     const auto result = client_->Lookup(model_, session.tokens);
     EXPECT_TRUE(result.ok()) << result.status();
-    std::vector<TrieNodeId> nodes(result->matched_blocks());
-    if (!nodes.empty()) {
-      std::memcpy(nodes.data(), result->blocks(0).node_ids().data(), nodes.size() * 16);
-    }
-    return nodes;
+    return result.ok() ? NodesOf(*result) : std::vector<TrieNodeId>();
   }
 
   // Loaded blocks are the session's; returns how many there are.
@@ -237,7 +241,7 @@ TEST_P(ClientServerTest, KillsUnderLoadLeaveNoWrongBlock) {
       const auto result = client_->Lookup(model_, session.tokens);
       if (!result.ok()) continue;
       EXPECT_EQ(result->matched_blocks(), 8u);
-      if (result->matched_blocks() == 8) FetchAndCheck(session, Find(session), memory);
+      FetchAndCheck(session, NodesOf(*result), memory);
     }
   });
   for (int round = 0; round < 3; ++round) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,6 +41,8 @@ class ServerProcess {
     pid_ = fork();
     KV_CHECK(pid_ >= 0);
     if (pid_ == 0) {
+      // No server outlives its test.
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
       // Meant for the CLI.
       unsetenv("KVTRIE_SERVER");
       unsetenv("KVTRIE_ADMIN_SERVER");
