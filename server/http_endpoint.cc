@@ -1,74 +1,204 @@
 #include "server/http_endpoint.h"
 
-#include <civetweb.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
-#include <string_view>
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "prometheus/text_serializer.h"
+#include "storage/base/check.h"
 
 namespace kvtrie {
 namespace {
 
-int Reply(mg_connection* connection, int code, const char* code_text, const char* content_type,
-          const std::string& body) {
-  mg_printf(connection,
-            "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
-            "Cache-Control: no-store\r\nConnection: close\r\n\r\n",
-            code, code_text, content_type, body.size());
-  mg_write(connection, body.data(), body.size());
-  return code;
+constexpr std::size_t kConnectionsMax = 64;
+constexpr std::size_t kHeadBytesMax = 8192;
+constexpr std::chrono::seconds kConnectionTimeMax{5};
+constexpr int kPollMilliseconds = 1000;
+
+std::string Answer(int code, absl::string_view code_text, absl::string_view content_type,
+                   const std::string& body, bool with_body) {
+  return absl::StrCat("HTTP/1.1 ", code, " ", code_text, "\r\nContent-Type: ", content_type,
+                      "\r\nContent-Length: ", body.size(),
+                      "\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n",
+                      with_body ? body : std::string());
+}
+
+int BoundPort(int fd) {
+  sockaddr_storage address{};
+  socklen_t bytes = sizeof address;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) return 0;
+  return address.ss_family == AF_INET6
+             ? ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port)
+             : ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+// A listening socket, or -1.
+int ListenOn(const addrinfo& address) {
+  const int fd = ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return -1;
+  const int on = 1;
+  const int off = 0;
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  // [::] stands for both families.
+  if (address.ai_family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (::bind(fd, address.ai_addr, address.ai_addrlen) == 0 && ::listen(fd, SOMAXCONN) == 0) {
+    return fd;
+  }
+  ::close(fd);
+  return -1;
+}
+
+// All that the address stands for; with port 0 only the first, since others would get other ports.
+std::vector<int> ListenOnAll(const ListenAddress& address) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  std::vector<int> listeners;
+  if (::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found) !=
+      0) {
+    return listeners;
+  }
+  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
+    if (address.port == 0 && !listeners.empty()) break;
+    if (const int fd = ListenOn(*a); fd >= 0) listeners.push_back(fd);
+  }
+  ::freeaddrinfo(found);
+  return listeners;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const ListenAddress& address,
-                                                                  HttpHandlers handlers) {
-  std::unique_ptr<HttpEndpoint> endpoint(new HttpEndpoint(std::move(handlers)));
-  // "+port" is civetweb's way of saying both families.
-  const bool wildcard = address.host == "::" || address.host == "0.0.0.0";
-  const std::string listen =
-      wildcard ? absl::StrCat("+", address.port) : address.WithPort(address.port);
-  const char* options[] = {"listening_ports",    listen.c_str(), "num_threads", "2",
-                           "request_timeout_ms", "5000",         nullptr};
-  mg_callbacks callbacks{};
-  callbacks.log_message = [](const mg_connection*, const char*) { return 1; };
-  mg_init_library(0);
-  endpoint->context_ = mg_start(&callbacks, nullptr, options);
-  if (endpoint->context_ == nullptr) {
-    return absl::UnavailableError(
-        absl::StrCat("--http_listen: cannot listen on ", address.WithPort(address.port)));
+std::string AnswerHttp(std::string_view request_head, const HttpHandlers& handlers) {
+  const std::string_view line = request_head.substr(0, request_head.find("\r\n"));
+  const std::size_t method_end = line.find(' ');
+  const std::size_t target_end =
+      method_end == std::string_view::npos ? method_end : line.find(' ', method_end + 1);
+  if (target_end == std::string_view::npos) {
+    return Answer(400, "Bad Request", "text/plain", "not HTTP\n", true);
   }
-  mg_server_port port{};
-  if (mg_get_server_ports(endpoint->context_, 1, &port) == 1) endpoint->port_ = port.port;
-  mg_set_request_handler(endpoint->context_, "/", &HttpEndpoint::Handle, endpoint.get());
-  return endpoint;
-}
-
-HttpEndpoint::~HttpEndpoint() {
-  if (context_ != nullptr) mg_stop(context_);
-  mg_exit_library();
-}
-
-int HttpEndpoint::Handle(mg_connection* connection, void* self) {
-  const HttpHandlers& handlers = static_cast<HttpEndpoint*>(self)->handlers_;
-  const mg_request_info* request = mg_get_request_info(connection);
-  const std::string_view method = request->request_method;
-  const std::string_view path = request->local_uri;
+  const std::string_view method = line.substr(0, method_end);
+  std::string_view path = line.substr(method_end + 1, target_end - method_end - 1);
+  path = path.substr(0, path.find('?'));
+  const bool with_body = method != "HEAD";
   if (method != "GET" && method != "HEAD") {
-    return Reply(connection, 405, "Method Not Allowed", "text/plain", "GET only\n");
+    return Answer(405, "Method Not Allowed", "text/plain", "GET only\n", true);
   }
   if (path == "/metrics") {
-    const std::string body = prometheus::TextSerializer().Serialize(handlers.metrics());
-    return Reply(connection, 200, "OK", "text/plain; version=0.0.4; charset=utf-8", body);
+    return Answer(200, "OK", "text/plain; version=0.0.4; charset=utf-8",
+                  prometheus::TextSerializer().Serialize(handlers.metrics()), with_body);
   }
   if (path == "/livez" || path == "/readyz") {
-    const ProbeAnswer answer = path == "/livez" ? handlers.live() : handlers.ready();
-    return Reply(connection, answer.ok ? 200 : 503, answer.ok ? "OK" : "Service Unavailable",
-                 "text/plain", answer.text + "\n");
+    const ProbeAnswer probe = path == "/livez" ? handlers.live() : handlers.ready();
+    return probe.ok
+               ? Answer(200, "OK", "text/plain", probe.text + "\n", with_body)
+               : Answer(503, "Service Unavailable", "text/plain", probe.text + "\n", with_body);
   }
-  return Reply(connection, 404, "Not Found", "text/plain", "/metrics, /livez, /readyz\n");
+  return Answer(404, "Not Found", "text/plain", "/metrics, /livez, /readyz\n", with_body);
+}
+
+struct HttpEndpoint::Connection {
+  int fd;
+  std::chrono::steady_clock::time_point end;
+  std::string head;
+  std::string answer;  // empty: the head is not complete
+  std::size_t sent_bytes = 0;
+};
+
+absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const ListenAddress& address,
+                                                                  HttpHandlers handlers) {
+  std::vector<int> listeners = ListenOnAll(address);
+  if (listeners.empty()) {
+    return absl::UnavailableError(absl::StrCat("--http_listen: cannot listen on ",
+                                               address.WithPort(address.port), ": ",
+                                               std::strerror(errno)));
+  }
+  const int wake_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  KV_CHECK(wake_fd >= 0);
+  const int port = BoundPort(listeners.front());
+  return std::unique_ptr<HttpEndpoint>(
+      new HttpEndpoint(std::move(listeners), wake_fd, port, std::move(handlers)));
+}
+
+HttpEndpoint::HttpEndpoint(std::vector<int> listeners, int wake_fd, int port, HttpHandlers handlers)
+    : listeners_(std::move(listeners)),
+      wake_fd_(wake_fd),
+      port_(port),
+      handlers_(std::move(handlers)),
+      thread_([this] { Run(); }) {}
+
+HttpEndpoint::~HttpEndpoint() {
+  stopping_ = true;
+  const std::uint64_t one = 1;
+  // A failure costs one period of poll.
+  [[maybe_unused]] const ssize_t woken = ::write(wake_fd_, &one, sizeof one);
+  thread_.join();
+  for (const Connection& connection : connections_) ::close(connection.fd);
+  for (const int listener : listeners_) ::close(listener);
+  ::close(wake_fd_);
+}
+
+void HttpEndpoint::Run() {
+  while (!stopping_) {
+    std::vector<pollfd> polled = {{wake_fd_, POLLIN, 0}};
+    const bool has_room = connections_.size() < kConnectionsMax;
+    for (const int listener : listeners_) {
+      polled.push_back({listener, static_cast<short>(has_room ? POLLIN : 0), 0});
+    }
+    for (const Connection& connection : connections_) {
+      const int events = connection.answer.empty() ? POLLIN : POLLOUT;
+      polled.push_back({connection.fd, static_cast<short>(events), 0});
+    }
+    ::poll(polled.data(), polled.size(), kPollMilliseconds);
+
+    const auto now = std::chrono::steady_clock::now();
+    std::size_t at = 1 + listeners_.size();
+    for (auto connection = connections_.begin(); connection != connections_.end(); ++at) {
+      const bool alive = connection->end > now && (polled[at].revents == 0 || Advance(*connection));
+      if (!alive) ::close(connection->fd);
+      connection = alive ? std::next(connection) : connections_.erase(connection);
+    }
+    for (std::size_t i = 0; i < listeners_.size(); ++i) {
+      if ((polled[1 + i].revents & POLLIN) != 0) Accept(listeners_[i]);
+    }
+  }
+}
+
+void HttpEndpoint::Accept(int listener) {
+  const int fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) return;
+  connections_.push_back({.fd = fd,
+                          .end = std::chrono::steady_clock::now() + kConnectionTimeMax,
+                          .head = {},
+                          .answer = {}});
+}
+
+bool HttpEndpoint::Advance(Connection& connection) {
+  if (connection.answer.empty()) {
+    char buffer[4096];
+    const ssize_t count = ::recv(connection.fd, buffer, sizeof buffer, 0);
+    if (count < 0) return errno == EAGAIN || errno == EINTR;
+    if (count == 0) return false;
+    connection.head.append(buffer, static_cast<std::size_t>(count));
+    if (connection.head.size() > kHeadBytesMax) return false;
+    if (connection.head.find("\r\n\r\n") == std::string::npos) return true;
+    connection.answer = AnswerHttp(connection.head, handlers_);
+  }
+  const ssize_t count = ::send(connection.fd, connection.answer.data() + connection.sent_bytes,
+                               connection.answer.size() - connection.sent_bytes, MSG_NOSIGNAL);
+  if (count < 0) return errno == EAGAIN || errno == EINTR;
+  connection.sent_bytes += static_cast<std::size_t>(count);
+  return connection.sent_bytes < connection.answer.size();
 }
 
 }  // namespace kvtrie

@@ -1,16 +1,17 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "prometheus/metric_family.h"
 #include "server/listen_address.h"
-
-struct mg_connection;
-struct mg_context;
 
 namespace kvtrie {
 
@@ -26,9 +27,15 @@ struct HttpHandlers {
   std::function<ProbeAnswer()> ready;
 };
 
+// The answer to a request's head (its lines up to the empty one), headers included.
+std::string AnswerHttp(std::string_view request_head, const HttpHandlers& handlers);
+
 // /metrics for Prometheus, /livez and /readyz for whoever restarts the server and sends it traffic.
-// It answers from before the store is opened until the end of the process. Handlers are called on
-// its threads.
+// It answers from before the store is opened until the end of the process.
+//
+// One thread, one request per connection, few connections, and little time for each: enough for
+// probes and scrapers. (The library that prometheus-cpp brings for this is built without IPv6 by
+// Debian.) Handlers are called on that thread, so they must be short.
 class HttpEndpoint {
  public:
   // Unavailable: the address cannot be bound.
@@ -42,12 +49,21 @@ class HttpEndpoint {
   int port() const { return port_; }
 
  private:
-  explicit HttpEndpoint(HttpHandlers handlers) : handlers_(std::move(handlers)) {}
-  static int Handle(mg_connection* connection, void* self);
+  struct Connection;
 
+  HttpEndpoint(std::vector<int> listeners, int wake_fd, int port, HttpHandlers handlers);
+  void Run();
+  void Accept(int listener);
+  // False: the connection has ended.
+  bool Advance(Connection& connection);
+
+  const std::vector<int> listeners_;
+  const int wake_fd_;
+  const int port_;
   const HttpHandlers handlers_;
-  mg_context* context_ = nullptr;
-  int port_ = 0;
+  std::atomic<bool> stopping_{false};
+  std::list<Connection> connections_;  // of the thread
+  std::thread thread_;
 };
 
 }  // namespace kvtrie

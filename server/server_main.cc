@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "server/kv_server.h"
 #include "server/log.h"
 #include "server/server_config.h"
@@ -124,6 +125,11 @@ int Serve(const ServerConfig& config) {
   return 0;
 }
 
+// Debian builds Abseil with its search for lock cycles on, which costs each lock; tests keep it.
+void TurnDeadlockDetectionOff() {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+}
+
 int Main(std::span<const char* const> arguments) {
   for (const std::string argument : arguments) {
     if (argument == "--help" || argument == "-h") {
@@ -146,6 +152,7 @@ int Main(std::span<const char* const> arguments) {
     }
     return 0;
   }
+  TurnDeadlockDetectionOff();
   StartLogging(config->log_level, config->log_json);
   return Serve(*config);
 }
