@@ -1,0 +1,121 @@
+#include "server/admin_service.h"
+
+#include <gmock/gmock.h>
+
+#include "tests/server/running_server.h"
+
+namespace kvtrie {
+namespace {
+
+TEST(AdminServiceTest, StatusShowsWhatIsStored) {
+  RunningServer server;
+  const std::string model = server.RegisterModel();
+  PutPath(server.cache(), model, 4);
+  v1::GetStatusResponse status;
+  grpc::ClientContext context;
+  ASSERT_TRUE(server.admin().GetStatus(&context, v1::GetStatusRequest(), &status).ok());
+  EXPECT_EQ(status.state(), "serving");
+  EXPECT_EQ(status.node_count(), 4u);
+  EXPECT_EQ(status.model_count(), 1u);
+  EXPECT_GT(status.stored_bytes(), 4 * kTestBlockBytes);
+  EXPECT_EQ(status.counters().at("kvtrie_put_stored_blocks_total"), 4u);
+}
+
+TEST(AdminServiceTest, ModelsNodesAndUsageAreListed) {
+  RunningServer server;
+  const std::string model = server.RegisterModel();
+  PutPath(server.cache(), model, 3);
+  {
+    v1::ListModelsResponse models;
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.admin().ListModels(&context, v1::ListModelsRequest(), &models).ok());
+    ASSERT_EQ(models.models_size(), 1);
+    EXPECT_EQ(models.models(0).model_id(), model);
+    EXPECT_EQ(models.models(0).spec().name(), "test-model");
+    EXPECT_EQ(models.models(0).node_count(), 3u);
+  }
+  v1::ListNodesResponse nodes;
+  {
+    v1::ListNodesRequest request;
+    request.set_model_id(model);
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.admin().ListNodes(&context, request, &nodes).ok());
+    ASSERT_EQ(nodes.nodes_size(), 1);
+    EXPECT_EQ(nodes.nodes(0).depth(), 1u);
+    EXPECT_EQ(nodes.nodes(0).child_count(), 1u);
+  }
+  {
+    v1::DescribeNodeRequest request;
+    request.mutable_prefix()->set_model_id(model);
+    request.mutable_prefix()->set_tokens(PathTokens(5));
+    v1::DescribeNodeResponse node;
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.admin().DescribeNode(&context, request, &node).ok());
+    EXPECT_EQ(node.node().depth(), 3u);
+    EXPECT_EQ(node.path_size(), 2);
+  }
+  {
+    v1::DescribeNodeRequest request;
+    request.set_node_id(std::string(16, 'n'));
+    v1::DescribeNodeResponse node;
+    grpc::ClientContext context;
+    EXPECT_EQ(server.admin().DescribeNode(&context, request, &node).error_code(),
+              grpc::StatusCode::NOT_FOUND);
+  }
+  {
+    v1::GetUsageResponse usage;
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.admin().GetUsage(&context, v1::GetUsageRequest(), &usage).ok());
+    EXPECT_EQ(usage.raw_bytes(), 3 * kTestBlockBytes);
+  }
+}
+
+TEST(AdminServiceTest, VerifyReportsASoundStore) {
+  RunningServer server;
+  PutPath(server.cache(), server.RegisterModel(), 10);
+  grpc::ClientContext context;
+  auto stream = server.admin().Verify(&context, v1::VerifyRequest());
+  v1::VerifyResponse last;
+  v1::VerifyResponse response;
+  while (stream->Read(&response)) {
+    EXPECT_EQ(response.findings_size(), 0);
+    last = response;
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(last.done());
+  EXPECT_EQ(last.nodes_checked(), 10u);
+}
+
+TEST(AdminServiceTest, ConfigShowsSettingsAndLimits) {
+  RunningServer server;
+  v1::GetConfigResponse config;
+  grpc::ClientContext context;
+  ASSERT_TRUE(server.admin().GetConfig(&context, v1::GetConfigRequest(), &config).ok());
+  bool found = false;
+  for (const auto& setting : config.settings()) {
+    if (setting.name() != "prefix_tokens_max") continue;
+    found = true;
+    EXPECT_EQ(setting.source(), "limit");
+    EXPECT_EQ(setting.value(), "1048576");
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST(AdminServiceTest, DrainIsIdempotentAndClean) {
+  RunningServer server;
+  for (int i = 0; i < 2; ++i) {
+    v1::DrainRequest request;
+    request.set_deadline_ms(5000);
+    v1::DrainResponse response;
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.admin().Drain(&context, request, &response).ok());
+    EXPECT_TRUE(response.clean());
+  }
+  v1::GetStatusResponse status;
+  grpc::ClientContext context;
+  ASSERT_TRUE(server.admin().GetStatus(&context, v1::GetStatusRequest(), &status).ok());
+  EXPECT_EQ(status.state(), "draining");
+}
+
+}  // namespace
+}  // namespace kvtrie
