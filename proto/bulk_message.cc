@@ -1,11 +1,11 @@
 #include "proto/bulk_message.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
-
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
 
 namespace kvtrie {
 namespace {
@@ -29,24 +29,17 @@ class SliceCursor {
     return true;
   }
 
-  bool ReadVarint(std::uint64_t* value) {
-    *value = 0;
-    for (int shift = 0; shift < 64; shift += 7) {
-      std::uint8_t byte;
-      if (!ReadByte(&byte)) return false;
-      *value |= std::uint64_t{byte & 0x7fu} << shift;
-      if ((byte & 0x80u) == 0) return true;
-    }
-    return false;
-  }
+  bool ReadVarint(std::uint64_t* value) { return ReadVarint(value, 64); }
+  // Tags and sizes: protobuf refuses longer encodings of them, so we do too.
+  bool ReadVarint32(std::uint64_t* value) { return ReadVarint(value, 35) && *value <= 0xffffffffu; }
 
   // Hands the next `count` bytes to `take`, piece by piece.
   template <typename Take>
   bool Consume(std::uint64_t count, const Take& take) {
     while (count > 0) {
       if (AtEnd()) return false;
-      const std::size_t here =
-          static_cast<std::size_t>(std::min<std::uint64_t>(count, slices_[index_].size() - offset_));
+      const std::size_t here = static_cast<std::size_t>(
+          std::min<std::uint64_t>(count, slices_[index_].size() - offset_));
       take(slices_[index_].begin() + offset_, here);
       offset_ += here;
       count -= here;
@@ -56,6 +49,17 @@ class SliceCursor {
   }
 
  private:
+  bool ReadVarint(std::uint64_t* value, int bits_max) {
+    *value = 0;
+    for (int shift = 0; shift < bits_max; shift += 7) {
+      std::uint8_t byte;
+      if (!ReadByte(&byte)) return false;
+      *value |= std::uint64_t{byte & 0x7fu} << shift;
+      if ((byte & 0x80u) == 0) return true;
+    }
+    return false;
+  }
+
   void Settle() {
     while (index_ < slices_.size() && offset_ == slices_[index_].size()) {
       ++index_;
@@ -94,7 +98,7 @@ bool CopyField(std::uint64_t tag, SliceCursor& cursor, std::string* to) {
       count = 4;
       break;
     case WireFormatLite::WIRETYPE_LENGTH_DELIMITED:
-      if (!cursor.ReadVarint(&count)) return false;
+      if (!cursor.ReadVarint32(&count)) return false;
       AppendVarint(count, to);
       break;
     default:
@@ -143,8 +147,8 @@ std::vector<std::span<const std::byte>> BulkPayload::Range(std::size_t offset,
   return range;
 }
 
-absl::Status ParseBulkMessage(const grpc::ByteBuffer& buffer,
-                              google::protobuf::MessageLite* header, BulkPayload* payload) {
+absl::Status ParseBulkMessage(const grpc::ByteBuffer& buffer, google::protobuf::MessageLite* header,
+                              BulkPayload* payload) {
   payload->slices_.clear();
   payload->pieces_.clear();
   payload->size_ = 0;
@@ -156,7 +160,7 @@ absl::Status ParseBulkMessage(const grpc::ByteBuffer& buffer,
   SliceCursor cursor(payload->slices_);
   while (!cursor.AtEnd()) {
     std::uint64_t tag;
-    if (!cursor.ReadVarint(&tag) || tag > 0xffffffffu) {
+    if (!cursor.ReadVarint32(&tag)) {
       return absl::InvalidArgumentError("message: malformed tag");
     }
     if (tag != kBulkTag) {
@@ -166,7 +170,7 @@ absl::Status ParseBulkMessage(const grpc::ByteBuffer& buffer,
       continue;
     }
     std::uint64_t count;
-    if (!cursor.ReadVarint(&count)) return absl::InvalidArgumentError("message: malformed data");
+    if (!cursor.ReadVarint32(&count)) return absl::InvalidArgumentError("message: malformed data");
     payload->pieces_.clear();
     payload->size_ = 0;
     const bool whole =
