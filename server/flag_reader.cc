@@ -1,6 +1,7 @@
 #include "server/flag_reader.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <set>
 
@@ -13,6 +14,10 @@
 
 namespace kvtrie {
 namespace {
+
+// Of the CLI and of the scripts beside it; an operator may have set them for a whole shell.
+constexpr std::array<absl::string_view, 3> kOthersVariables = {
+    "KVTRIE_SERVER", "KVTRIE_ADMIN_SERVER", "KVTRIE_CACHE"};
 
 std::size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -119,6 +124,10 @@ absl::Status CheckEnvironment(std::span<const std::string> environment,
   for (const std::string& entry : environment) {
     const absl::string_view name = absl::string_view(entry).substr(0, entry.find('='));
     if (!absl::StartsWith(name, "KVTRIE_") || IsServiceVariable(name)) continue;
+    if (std::find(kOthersVariables.begin(), kOthersVariables.end(), name) !=
+        kOthersVariables.end()) {
+      continue;
+    }
     const std::string nearest = NearestName(absl::StripPrefix(name, "KVTRIE_"), setting_names);
     return absl::InvalidArgumentError(absl::StrCat(
         "environment: ", name, " is not known; settings are flags or lines of --flagfile",

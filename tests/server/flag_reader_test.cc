@@ -65,6 +65,12 @@ TEST(EnvironmentTest, UnknownVariablesOfOursStopTheStart) {
   EXPECT_THAT(Message(status), HasSubstr("--data_dir"));
 }
 
+TEST(EnvironmentTest, VariablesOfTheCliAreNotMeant) {
+  const std::vector<std::string> ours = {"KVTRIE_SERVER=127.0.0.1:1", "KVTRIE_ADMIN_SERVER=[::1]:2",
+                                         "KVTRIE_CACHE=/var/cache"};
+  EXPECT_TRUE(CheckEnvironment(ours, kNames).ok());
+}
+
 TEST(EnvironmentTest, VariablesOfAServiceOfThatNameAreNotMeant) {
   const std::vector<std::string> kubernetes = {
       "KVTRIE_SERVICE_HOST=10.0.0.1",        "KVTRIE_SERVICE_PORT=50051",
