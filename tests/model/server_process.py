@@ -53,10 +53,12 @@ class ServerProcess:
         return self
 
     def __exit__(self, exception_type, *_) -> None:
-        if exception_type is not None and self._process is not None:
-            print(f"server (exit code so far {self._process.poll()}):\n{self._log_tail()}",
-                  file=sys.stderr)
-        self.kill()
+        try:
+            if exception_type is not None and self._process is not None:
+                print(f"server (exit code so far {self._process.poll()}):\n{self._log_tail()}",
+                      file=sys.stderr)
+        finally:
+            self.kill()
 
     @property
     def pid(self) -> int:
