@@ -27,7 +27,7 @@ from environment import Environment, PeerError
 from peers import PEERS, Workload
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
-DEFAULT_CACHE = pathlib.Path.home() / ".cache" / "kvtrie" / "peers"
+CACHE = pathlib.Path(os.environ.get("KVTRIE_CACHE") or pathlib.Path.home() / ".cache/kvtrie") / "peers"
 BLOCK_SIZES = (256 << 10, 1 << 20)
 FULL = Workload(BLOCK_SIZES, ((1, 1), (1, 16), (4, 1), (4, 16)), 256 << 20, 512 << 20)
 QUICK = Workload(BLOCK_SIZES, ((1, 1), (1, 16)), 64 << 20, 128 << 20)
@@ -92,7 +92,7 @@ def own_busy_seconds():
 def main():
     options = parse_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended, too
-    environment = Environment(os.environ.get("KVTRIE_CACHE") or DEFAULT_CACHE)
+    environment = Environment(CACHE)
     peers, rows = install_peers(options.peers, environment, options.build.resolve())
     workload = QUICK if options.quick else FULL
     began, others_began = time.monotonic(), machine_busy_seconds() - own_busy_seconds()
