@@ -376,7 +376,12 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
     TriePutSession& session = *item.session;
     session.blocks[item.block].state = State::kFailed;
     conclude(item, why);
-    // All that waits behind it.
+    // All behind it: what waits, and what is still on its way.
+    for (std::size_t later = item.block + 1; later < session.blocks.size(); ++later) {
+      if (session.blocks[later].state == State::kMissing) {
+        session.blocks[later].state = State::kFailed;
+      }
+    }
     while (!session.parked.empty() && session.parked.rbegin()->first > item.block) {
       auto last = std::prev(session.parked.end());
       PublishItem waiting = std::move(last->second);

@@ -110,6 +110,20 @@ TEST_F(EnginePutTest, AnAbandonedBlockFailsThoseBehindItOnly) {
   ExpectSound();
 }
 
+TEST_F(EnginePutTest, BlocksThatComeAfterAFailureAreAnsweredWithoutWaitingForOthers) {
+  Open();
+  const auto tokens = SessionTokens(1, 6 * kTestBlockTokens);
+  const auto session = Begin(tokens);
+  Answers answers;
+  for (const std::uint32_t block : {0u, 1u, 3u}) Finish(*session, tokens, block, answers);
+  answers.Await(2);
+  session->AbandonBlock(2);
+  answers.Await(3);
+  Finish(*session, tokens, 5, answers);
+  answers.Await(4);
+  EXPECT_TRUE(absl::IsFailedPrecondition(answers.of_block.at(5).status()));
+}
+
 TEST_F(EnginePutTest, EveryFinishedBlockIsAnsweredThoughItWasAbandoned) {
   Open();
   const auto tokens = SessionTokens(1, 2 * kTestBlockTokens);
