@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -167,13 +166,6 @@ class RocksDbMetaStore final : public MetaStore {
   }
 
   ~RocksDbMetaStore() override {
-    // Closing after a write that failed can end the process by an assertion that Debian's build
-    // keeps. What was acknowledged is with the operating system, so such a database is left as it
-    // is, open, until the process ends.
-    if (write_failed_ && !LeaveErrorState()) {
-      AbandonedDatabases().push_back(db_.release());
-      return;
-    }
     for (rocksdb::ColumnFamilyHandle* table : tables_) {
       // Fails for handles of another database only.
       KV_CHECK(db_->DestroyColumnFamilyHandle(table).ok());
@@ -224,7 +216,6 @@ class RocksDbMetaStore final : public MetaStore {
     options.protection_bytes_per_key = kProtectionBytesPerKey;
     rocksdb::Status status = db_->Write(options, &changes);
     if (!status.ok() && LeaveErrorState()) status = db_->Write(options, &changes);
-    write_failed_.store(!status.ok(), std::memory_order_relaxed);
     return FromRocksDb("write a batch", status);
   }
 
@@ -277,19 +268,12 @@ class RocksDbMetaStore final : public MetaStore {
     return db_->Resume().ok();
   }
 
-  // Still reachable, so that nobody takes them for leaks.
-  static std::vector<rocksdb::DB*>& AbandonedDatabases() {
-    static auto* const databases = new std::vector<rocksdb::DB*>();
-    return *databases;
-  }
-
   const std::string folder_;
-  std::unique_ptr<rocksdb::DB> db_;
+  const std::unique_ptr<rocksdb::DB> db_;
   const std::vector<rocksdb::ColumnFamilyHandle*> tables_;
   FileSystem& file_system_;
 
-  absl::Mutex resume_mutex_;               // one Resume at a time
-  std::atomic<bool> write_failed_{false};  // the last one
+  absl::Mutex resume_mutex_;  // one Resume at a time
 
   absl::Mutex sync_mutex_;
   GrowingFiles growing_files_ ABSL_GUARDED_BY(sync_mutex_);

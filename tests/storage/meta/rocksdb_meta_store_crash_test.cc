@@ -157,8 +157,7 @@ int FillTheDisk(const std::string& argument, int /*output*/) {
       }
     }
 
-    // The first time the store goes on, the second time it is closed before it has noticed that
-    // there is space again.
+    // The first time the store goes on, the second time it is closed as it is.
     if (times_full == 0) {
       std::ofstream(ballast) << std::string(std::size_t{4} << 20, 'b');
       // A flush that has failed holds its successor back for a second.
@@ -170,8 +169,8 @@ int FillTheDisk(const std::string& argument, int /*output*/) {
   }
 
   // With the largest buffers the log is larger than what is free then, and stays where it is.
-  std::ofstream(ballast, std::ios::trunc).close();
   opened->store.reset();
+  std::ofstream(ballast, std::ios::trunc).close();
   opened = OpenRocksDbMetaStore(folder, options);
   if (!opened.ok()) return Fail(opened.status(), "open again");
   if (opened->report.lost_batches != 0 || opened->report.recreated) {
