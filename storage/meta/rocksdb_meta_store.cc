@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -59,12 +60,23 @@ std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), sli
 
 // RocksDB's own recovery from a full disk looks for space every five seconds, and refuses Resume
 // meanwhile. Where no write is accepted, the next write resumes instead.
+//
+// Also tells when a new log was begun. A log writer that was never synced ends the process, by an
+// assertion that Debian's build keeps, when it is used or closed after a failed write; one that was
+// synced once does not. So each new log is synced once after its first good write.
 class ResumeByWriting final : public rocksdb::EventListener {
  public:
+  void OnMemTableSealed(const rocksdb::MemTableInfo& /*sealed*/) override { log_is_new_ = true; }
+  // True once for each new log.
+  bool TakeNewLog() { return log_is_new_.exchange(false); }
+
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason /*reason*/, rocksdb::Status error,
                             bool* auto_recovery) override {
     if (error.severity() >= rocksdb::Status::kHardError) *auto_recovery = false;
   }
+
+ private:
+  std::atomic<bool> log_is_new_{true};
 };
 
 rocksdb::DBOptions DbOptions(const RocksDbMetaStoreOptions& options) {
@@ -159,6 +171,8 @@ class RocksDbMetaStore final : public MetaStore {
                    std::uint64_t sync_count)
       : folder_(std::move(folder)),
         db_(std::move(db)),
+        log_watch_(
+            std::static_pointer_cast<ResumeByWriting>(db_->GetDBOptions().listeners.front())),
         tables_(std::move(tables)),
         file_system_(file_system),
         growing_files_(file_system, folder_, IsLogOrManifest) {
@@ -216,6 +230,7 @@ class RocksDbMetaStore final : public MetaStore {
     options.protection_bytes_per_key = kProtectionBytesPerKey;
     rocksdb::Status status = db_->Write(options, &changes);
     if (!status.ok() && LeaveErrorState()) status = db_->Write(options, &changes);
+    if (status.ok() && log_watch_->TakeNewLog()) db_->SyncWAL().PermitUncheckedError();
     return FromRocksDb("write a batch", status);
   }
 
@@ -270,6 +285,7 @@ class RocksDbMetaStore final : public MetaStore {
 
   const std::string folder_;
   const std::unique_ptr<rocksdb::DB> db_;
+  const std::shared_ptr<ResumeByWriting> log_watch_;
   const std::vector<rocksdb::ColumnFamilyHandle*> tables_;
   FileSystem& file_system_;
 
