@@ -387,9 +387,11 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
       PublishItem waiting = std::move(last->second);
       session.parked.erase(last);
       session.blocks[waiting.block].state = State::kFailed;
-      conclude(waiting,
-               absl::FailedPreconditionError(absl::StrCat(
-                   "block ", waiting.block, ": block ", item.block, " before it was not stored")));
+      conclude(waiting, session.closed
+                            ? absl::CancelledError("put: ended before this block was published")
+                            : absl::FailedPreconditionError(
+                                  absl::StrCat("block ", waiting.block, ": block ", item.block,
+                                               " before it was not stored")));
     }
   };
   const auto close = [&](TriePutSession& session) {
