@@ -17,10 +17,6 @@
 namespace kvtrie {
 namespace {
 
-PayloadLocation LocationOf(const FrameRef& frame) {
-  return {frame.segment, frame.offset_pages, frame.record_bytes};
-}
-
 absl::Status NoSuchModel(const ModelId& model) {
   return absl::NotFoundError(
       absl::StrCat("model_id ", model.ToHex(), ": not registered; call RegisterModel first"));

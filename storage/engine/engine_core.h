@@ -30,6 +30,11 @@
 
 namespace kvtrie {
 
+// A frame's place as the index keeps it, in the payload store's words.
+inline PayloadLocation LocationOf(const FrameRef& frame) {
+  return {frame.segment, frame.offset_pages, frame.record_bytes};
+}
+
 // Counters of EngineStats that are counted as they happen.
 struct EngineCounters {
   using Counter = std::atomic<std::uint64_t>;

@@ -544,7 +544,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
           // An expired frame makes way for the new one.
           const FrameRef old = index_.node(ref).frame;
           absl::MutexLock sync_lock(&sync_mutex_);
-          pending_frees_.push_back({old.segment, old.offset_pages, old.record_bytes});
+          pending_frees_.push_back(LocationOf(old));
           pending_free_bytes_ += pending_frees_.back().disk_bytes();
         }
         index_.SetFrame(ref, frame, rung.quality);

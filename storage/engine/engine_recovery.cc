@@ -326,10 +326,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
     for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
       if (!index_.alive(ref)) continue;
       const IndexNode& node = index_.node(ref);
-      if (node.has_frame() &&
-          !payload_
-               ->MarkLive({node.frame.segment, node.frame.offset_pages, node.frame.record_bytes})
-               .ok()) {
+      if (node.has_frame() && !payload_->MarkLive(LocationOf(node.frame)).ok()) {
         index_.SetFrame(ref, FrameRef{}, Quality::kExact);
         lost_frames.push_back(ref);
       }
@@ -350,8 +347,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       const TenantId tenant = index_.model(node.model).tenant;
       batches.Of(tenant).Delete(MetaTable::kNodes, NodeRowKey{tenant, node.id}.Encode());
       if (node.has_frame()) {
-        unreferenced.push_back(
-            {node.frame.segment, node.frame.offset_pages, node.frame.record_bytes});
+        unreferenced.push_back(LocationOf(node.frame));
       }
       index_.Erase(ref);
       ++recovery_.nodes_dropped;

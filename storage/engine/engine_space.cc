@@ -31,10 +31,6 @@ constexpr std::uint64_t kAllocateAheadBytesMax = std::uint64_t{64} << 20;
 // Kept so that removals can be written when the disk is full: as much as RocksDB wants to go on.
 constexpr std::uint64_t kBallastBytesMax = std::uint64_t{16} << 20;
 
-PayloadLocation LocationOf(const FrameRef& frame) {
-  return {frame.segment, frame.offset_pages, frame.record_bytes};
-}
-
 }  // namespace
 
 std::uint64_t Engine::Core::DiskBytes() const {

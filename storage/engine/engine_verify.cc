@@ -73,7 +73,7 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
       if (!index_.alive(ref) || !index_.node(ref).has_frame()) continue;
       const IndexNode& node = index_.node(ref);
       frame.node = node.id;
-      frame.at = {node.frame.segment, node.frame.offset_pages, node.frame.record_bytes};
+      frame.at = LocationOf(node.frame);
     }
     const absl::Status bad = LoadFrame(frame).status();
     if (!bad.ok() && IsCurrent(frame)) {
