@@ -94,7 +94,6 @@ void PutCall::OnReadDone(bool ok) {
   {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
-    reading_ = false;
     status = ParseBulkMessage(read_buffer_, &message->request, &message->payload);
     read_buffer_.Clear();
   }
@@ -104,6 +103,11 @@ void PutCall::OnReadDone(bool ok) {
   }
   context_.metrics.Received(message->payload.size());
   stream_->Receive(std::move(message));
+  {
+    // Only now: a Pump of another thread would read the next message past this one.
+    absl::MutexLock lock(&mutex_);
+    reading_ = false;
+  }
   Pump();
 }
 

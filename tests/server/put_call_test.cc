@@ -84,6 +84,34 @@ TEST_F(PutCallTest, ManyPutsShareAStream) {
   }
 }
 
+// Answers of earlier blocks are ready while later messages arrive: whichever thread reads on, no
+// message may pass another.
+TEST_F(PutCallTest, MessagesStayInOrderWhileAnswersCome) {
+  Start();
+  constexpr std::uint32_t kPuts = 400;
+  grpc::ClientContext context;
+  auto stream = server_->cache().Put(&context);
+  v1::PutResponse all;
+  std::thread reader([&] {
+    v1::PutResponse part;
+    while (stream->Read(&part)) all.MergeFrom(part);
+  });
+  for (std::uint32_t put = 1; put <= kPuts; ++put) {
+    v1::PutRequest request;
+    Announce(put, model_, PathTokens(1, put), &request)->set_eager(true);
+    ASSERT_TRUE(stream->Write(request));
+    v1::PutRequest content;
+    AddBlock(put, 0, BlockContent(0, put), &content);
+    ASSERT_TRUE(stream->Write(content));
+  }
+  stream->WritesDone();
+  reader.join();
+  const grpc::Status status = stream->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(all.dones_size(), static_cast<int>(kPuts));
+  for (const v1::PutDone& done : all.dones()) EXPECT_EQ(done.stored_blocks(), 1u);
+}
+
 TEST_F(PutCallTest, OneBadItemFailsAloneAndTheRestLands) {
   Start();
   grpc::ClientContext context;
@@ -184,7 +212,7 @@ TEST_F(PutCallTest, BrokenStreamsLeaveNothing) {
     auto stream = server_->cache().Put(&context);
     v1::PutRequest request;
     Announce(1, model_, PathTokens(2, 100 + i), &request)->set_eager(true);
-    AddBlock(1, 0, BlockContent(0).substr(0, 20'000), &request);
+    AddBlock(1, 0, BlockContent(0).substr(0, 10'000), &request);
     ASSERT_TRUE(stream->Write(request));
     context.TryCancel();
     stream->Finish();
