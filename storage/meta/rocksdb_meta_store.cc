@@ -48,6 +48,8 @@ constexpr std::size_t kProtectionBytesPerKey = 8;
 // Below so much free space beside the write buffers, trying to leave the disk-full state only
 // costs.
 constexpr std::uint64_t kResumeBytes = std::uint64_t{1} << 20;
+// What a write leaves free, for what RocksDB writes beside it.
+constexpr std::uint64_t kSpareBytes = std::uint64_t{256} << 10;
 
 std::size_t IndexOf(MetaTable table) {
   const auto index = static_cast<std::size_t>(table);
@@ -184,8 +186,12 @@ class RocksDbMetaStore final : public MetaStore {
       // Fails for handles of another database only.
       KV_CHECK(db_->DestroyColumnFamilyHandle(table).ok());
     }
+    const std::uint64_t sequence = db_->GetLatestSequenceNumber();
     // What fails here fails again, and is reported, when the store is opened.
     db_->Close().PermitUncheckedError();
+    // What RocksDB has noted since the last Sync.
+    const absl::MutexLock lock(&sync_mutex_);
+    if (record_written_) SyncUpTo(sequence).IgnoreError();
   }
 
   absl::StatusOr<std::optional<std::string>> Get(MetaTable table,
@@ -224,6 +230,10 @@ class RocksDbMetaStore final : public MetaStore {
       KV_RETURN_IF_ERROR(FromRocksDb("build a batch", status));
     }
     if (batch.empty()) return absl::OkStatus();
+    // RocksDB takes a log that met a full disk badly (see ResumeByWriting), so none is to meet it.
+    if (FreeBytes() < changes.GetDataSize() + kSpareBytes) {
+      return absl::ResourceExhaustedError("write a batch: the disk is full");
+    }
 
     rocksdb::WriteOptions options;
     options.sync = false;
@@ -237,17 +247,7 @@ class RocksDbMetaStore final : public MetaStore {
   absl::Status Sync() override {
     const absl::MutexLock lock(&sync_mutex_);
     // Taken before the sync, so that the record claims nothing that came while it ran.
-    const std::uint64_t sequence = db_->GetLatestSequenceNumber();
-    if (record_written_ && sequence == last_synced_.sequence) return absl::OkStatus();
-    SyncRecord record{.sync_count = last_synced_.sync_count + 1, .sequence = sequence, .files = {}};
-    // Not by SyncWAL, which aborts the process when the last write has failed (an assertion that
-    // Debian's build of RocksDB keeps). What was written is with the operating system, so syncing
-    // the files does the same.
-    KV_ASSIGN_OR_RETURN(record.files, growing_files_.Sync());
-    KV_RETURN_IF_ERROR(WriteSyncRecord(file_system_, SyncRecordPath(folder_), record));
-    last_synced_ = std::move(record);
-    record_written_ = true;
-    return absl::OkStatus();
+    return SyncUpTo(db_->GetLatestSequenceNumber());
   }
 
   std::uint64_t DiskBytes() const override {
@@ -269,16 +269,32 @@ class RocksDbMetaStore final : public MetaStore {
  private:
   rocksdb::ColumnFamilyHandle* Handle(MetaTable table) const { return tables_[IndexOf(table)]; }
 
+  absl::Status SyncUpTo(std::uint64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_) {
+    SyncRecord record{.sync_count = last_synced_.sync_count + 1, .sequence = sequence, .files = {}};
+    // Not by SyncWAL, which aborts the process when the last write has failed (an assertion that
+    // Debian's build of RocksDB keeps). What was written is with the operating system, so syncing
+    // the files does the same.
+    KV_ASSIGN_OR_RETURN(record.files, growing_files_.Sync());
+    const bool is_news = sequence != last_synced_.sequence || record.files != last_synced_.files;
+    if (record_written_ && !is_news) return absl::OkStatus();
+    KV_RETURN_IF_ERROR(WriteSyncRecord(file_system_, SyncRecordPath(folder_), record));
+    last_synced_ = std::move(record);
+    record_written_ = true;
+    return absl::OkStatus();
+  }
+
+  std::uint64_t FreeBytes() const {
+    struct statvfs disk;
+    if (::statvfs(folder_.c_str(), &disk) != 0) return ~std::uint64_t{0};  // writing will tell
+    return std::uint64_t{disk.f_bavail} * disk.f_frsize;
+  }
+
   // After a failed write RocksDB refuses all others until Resume, which flushes the write buffers.
   // True when writes may work again.
   bool LeaveErrorState() {
     std::uint64_t buffered_bytes = 0;
     db_->GetAggregatedIntProperty(rocksdb::DB::Properties::kCurSizeAllMemTables, &buffered_bytes);
-    struct statvfs disk;
-    if (::statvfs(folder_.c_str(), &disk) == 0 &&
-        std::uint64_t{disk.f_bavail} * disk.f_frsize < buffered_bytes + kResumeBytes) {
-      return false;
-    }
+    if (FreeBytes() < buffered_bytes + kResumeBytes) return false;
     const absl::MutexLock lock(&resume_mutex_);
     return db_->Resume().ok();
   }
@@ -358,7 +374,7 @@ class Opener {
     return absl::OkStatus();
   }
 
-  // True: opening would lose without a word what cannot be told afterwards. Sets log_damaged_.
+  // True: opening would lose without a word what cannot be told afterwards.
   absl::StatusOr<bool> LooksDamaged() {
     KV_ASSIGN_OR_RETURN(const std::vector<std::string> names, file_system_.List(folder_));
     const auto exists = [&names](auto matches) {
@@ -380,8 +396,9 @@ class Opener {
       if (status.ok() || absl::IsNotFound(status)) continue;  // replaced by SSTs, or a new MANIFEST
       if (!absl::IsDataLoss(status)) return status;
       Note(std::string(status.message()));
-      if (!file.name.ends_with(".log")) return true;
-      log_damaged_ = true;
+      // A damaged log is no prefix to be content with either: tables whose SSTs hold what comes
+      // after the damage would be opened beside tables that lack it.
+      return true;
     }
     return false;
   }
@@ -422,15 +439,12 @@ class Opener {
   // the flaw: the one between them would go on with the next log and leave a hole. It only tells
   // (without writing) whether the flaw is the end of what a crash has cut off, or damage.
   rocksdb::Status OpenDamagedOrNot() {
-    if (!log_damaged_) {
-      rocksdb::Status status = OpenDb(rocksdb::WALRecoveryMode::kAbsoluteConsistency);
-      if (!status.IsCorruption()) return status;
-      Note(status.ToString());
-      status =
-          ReadOnly(rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords, [](rocksdb::DB&) {});
-      log_damaged_ = !status.ok();
-    }
-    report_.log_truncated = log_damaged_;
+    rocksdb::Status status = OpenDb(rocksdb::WALRecoveryMode::kAbsoluteConsistency);
+    if (!status.IsCorruption()) return status;
+    Note(status.ToString());
+    report_.log_truncated =
+        !ReadOnly(rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords, [](rocksdb::DB&) {})
+             .ok();
     return OpenDb(rocksdb::WALRecoveryMode::kPointInTimeRecovery);
   }
 
@@ -476,7 +490,6 @@ class Opener {
   FileSystem& file_system_;
 
   std::optional<SyncRecord> record_;
-  bool log_damaged_ = false;
   MetaRecoveryReport report_;
   std::unique_ptr<rocksdb::DB> db_;
   std::vector<rocksdb::ColumnFamilyHandle*> tables_;

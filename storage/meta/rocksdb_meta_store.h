@@ -26,7 +26,7 @@ struct MetaRecoveryReport {
   // At least so many changes that a Sync had made durable are gone (the log was damaged or cut). A
   // change is one Put or Delete of a batch. Not counted when the store was recreated.
   std::uint64_t lost_batches = 0;
-  // The log was damaged in the middle; what follows the damage was dropped.
+  // The log was damaged where no Sync had covered it yet; what follows the damage was dropped.
   bool log_truncated = false;
   // The store could not be read at all; it was moved aside and a new one made.
   bool recreated = false;
@@ -46,7 +46,7 @@ struct OpenedMetaStore {
 // files looked like, and opening compares. Until the next Sync, opening again reports the same
 // loss.
 //
-// A store that is damaged is renamed to `folder`.damaged-N, and an empty one takes its place: the
+// A store that is damaged where a Sync had covered it is renamed to `folder`.damaged-N, and an empty one takes its place: the
 // caller rebuilds it from the payload. Opening reads every SST once for that. Damage that comes
 // later gives DataLoss when it is read; destroy the store, call MoveAsideRocksDbMetaStore and open
 // again. What was moved aside counts in DiskBytes until somebody deletes it.
