@@ -140,7 +140,13 @@ absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
     for (std::string& note : opened.report.notes) recovery_.notes.push_back(std::move(note));
     return absl::OkStatus();
   };
-  KV_RETURN_IF_ERROR(open_meta());
+  absl::Status opened_meta = open_meta();
+  if (absl::IsResourceExhausted(opened_meta)) {
+    // The disk is full, which is what the ballast is kept for.
+    KV_RETURN_IF_ERROR(PosixFileSystem().Remove(ballast_path()));
+    opened_meta = open_meta();
+  }
+  KV_RETURN_IF_ERROR(opened_meta);
   KV_ASSIGN_OR_RETURN(payload_, OpenSegmentStore(PosixFileSystem(), payload_folder(),
                                                  {.segment_bytes = options_.segment_bytes,
                                                   .allocate_ahead_bytes = AllocateAheadBytes()}));

@@ -27,7 +27,9 @@
 #include "storage/base/check.h"
 #include "storage/base/file_system.h"
 #include "storage/base/status_macros.h"
+#include "storage/meta/log_space.h"
 #include "storage/meta/meta_keys.h"
+#include "storage/meta/rocksdb_log.h"
 #include "storage/meta/rocksdb_status.h"
 #include "storage/meta/sync_record.h"
 
@@ -40,8 +42,6 @@ constexpr std::array<std::string_view, kMetaTableCount> kTableNames = {"default"
 
 constexpr std::uint64_t kLogBytesMax = std::uint64_t{64} << 20;
 constexpr std::size_t kManifestBytesMax = std::size_t{1} << 20;
-constexpr std::size_t kInfoLogBytesMax = std::size_t{1} << 20;
-constexpr std::size_t kInfoLogFilesMax = 2;
 constexpr double kBloomBitsPerKey = 10;
 // The only size other than 0 that RocksDB knows.
 constexpr std::size_t kProtectionBytesPerKey = 8;
@@ -81,8 +81,9 @@ class ResumeByWriting final : public rocksdb::EventListener {
   std::atomic<bool> log_is_new_{true};
 };
 
-rocksdb::DBOptions DbOptions(const RocksDbMetaStoreOptions& options) {
+rocksdb::DBOptions DbOptions(const std::string& folder, const RocksDbMetaStoreOptions& options) {
   rocksdb::DBOptions db;
+  db.env = EnvWithLogSpace();
   db.create_if_missing = true;
   db.create_missing_column_families = true;
   // SyncWAL with this on makes 7.8 miss logs that are there (fixed in 7.10).
@@ -98,9 +99,7 @@ rocksdb::DBOptions DbOptions(const RocksDbMetaStoreOptions& options) {
   // Space that is allocated ahead counts as used.
   db.allow_fallocate = false;
   db.listeners.push_back(std::make_shared<ResumeByWriting>());
-  db.info_log_level = rocksdb::WARN_LEVEL;
-  db.max_log_file_size = kInfoLogBytesMax;
-  db.keep_log_file_num = kInfoLogFilesMax;
+  db.info_log = OpenRocksDbLog(folder);
   db.stats_dump_period_sec = 0;
   db.stats_persist_period_sec = 0;
   return db;
@@ -240,6 +239,7 @@ class RocksDbMetaStore final : public MetaStore {
     options.protection_bytes_per_key = kProtectionBytesPerKey;
     rocksdb::Status status = db_->Write(options, &changes);
     if (!status.ok() && LeaveErrorState()) status = db_->Write(options, &changes);
+    log_is_torn_ = !status.ok();
     if (status.ok() && log_watch_->TakeNewLog()) db_->SyncWAL().PermitUncheckedError();
     return FromRocksDb("write a batch", status);
   }
@@ -275,6 +275,8 @@ class RocksDbMetaStore final : public MetaStore {
     // Debian's build of RocksDB keeps). What was written is with the operating system, so syncing
     // the files does the same.
     KV_ASSIGN_OR_RETURN(record.files, growing_files_.Sync());
+    // What a failed write has left at the end of the log will be cut off.
+    if (log_is_torn_) return absl::OkStatus();
     const bool is_news = sequence != last_synced_.sequence || record.files != last_synced_.files;
     if (record_written_ && !is_news) return absl::OkStatus();
     KV_RETURN_IF_ERROR(WriteSyncRecord(file_system_, SyncRecordPath(folder_), record));
@@ -305,6 +307,7 @@ class RocksDbMetaStore final : public MetaStore {
   const std::vector<rocksdb::ColumnFamilyHandle*> tables_;
   FileSystem& file_system_;
 
+  std::atomic<bool> log_is_torn_{false};
   absl::Mutex resume_mutex_;  // one Resume at a time
 
   absl::Mutex sync_mutex_;
@@ -449,7 +452,7 @@ class Opener {
   }
 
   rocksdb::Status OpenDb(rocksdb::WALRecoveryMode mode) {
-    rocksdb::DBOptions db_options = DbOptions(options_);
+    rocksdb::DBOptions db_options = DbOptions(folder_, options_);
     db_options.wal_recovery_mode = mode;
     rocksdb::Status status = OpenDb(db_options);
     if (status.IsNoSpace()) {
@@ -471,7 +474,7 @@ class Opener {
   // Opens the store without changing it, and closes it after `look`.
   template <typename Look>
   rocksdb::Status ReadOnly(rocksdb::WALRecoveryMode mode, Look look) {
-    rocksdb::DBOptions db_options = DbOptions(options_);
+    rocksdb::DBOptions db_options = DbOptions(folder_, options_);
     db_options.wal_recovery_mode = mode;
     rocksdb::DB* db = nullptr;
     std::vector<rocksdb::ColumnFamilyHandle*> tables;

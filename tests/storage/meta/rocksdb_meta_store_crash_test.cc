@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_format.h"
 #include "gtest/gtest.h"
 #include "storage/meta/meta_keys.h"
@@ -163,7 +164,7 @@ int FillTheDisk(const std::string& argument, int /*output*/) {
 
     // The first time the store goes on, the second time it is closed as it is.
     if (times_full == 0) {
-      std::ofstream(ballast) << std::string(std::size_t{4} << 20, 'b');
+      std::ofstream(ballast) << std::string(std::size_t{8} << 20, 'b');
       // A flush that has failed holds its successor back for a second.
       for (int i = 0; i < 3 && !(status = write(count)).ok(); ++i) continue;
       if (!status.ok()) return Fail(status, "write after space was made");
@@ -178,7 +179,7 @@ int FillTheDisk(const std::string& argument, int /*output*/) {
   opened = OpenRocksDbMetaStore(folder, options);
   if (!opened.ok()) return Fail(opened.status(), "open again");
   if (opened->report.lost_batches != 0 || opened->report.recreated) {
-    return Fail(absl::DataLossError("see report"), "open again");
+    return Fail(absl::DataLossError(absl::StrJoin(opened->report.notes, "; ")), "open again");
   }
   std::uint64_t rows = 0;
   status = opened->store->Scan(MetaTable::kNodes, {}, {},

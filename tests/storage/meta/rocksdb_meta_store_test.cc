@@ -200,7 +200,7 @@ TEST_F(RocksDbMetaStoreTest, MovingAsideTwiceKeepsBoth) {
 
 TEST_F(RocksDbMetaStoreTest, EmptyStoreTakesLittleDisk) {
   const OpenedMetaStore opened = OpenStore(folder_);
-  EXPECT_LT(opened.store->DiskBytes(), std::uint64_t{256} << 10);
+  EXPECT_LT(opened.store->DiskBytes(), std::uint64_t{512} << 10);
 }
 
 TEST_F(RocksDbMetaStoreTest, LogsStayBounded) {
