@@ -22,6 +22,14 @@
 #include "server/log.h"
 #include "server/server_config.h"
 
+// jemalloc's settings (jemalloc(3), TUNING). A block takes memory from any free extent, however
+// large, or else prefaulted memory would lie idle beside fresh pages; and freed buffers stay mapped
+// for a minute, since a put that faults its pages in costs half as much again.
+extern "C" {
+extern const char* const malloc_conf;
+const char* const malloc_conf = "lg_extent_max_active_fit:40,dirty_decay_ms:60000";
+}
+
 namespace kvtrie {
 namespace {
 

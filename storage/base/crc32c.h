@@ -14,4 +14,9 @@ std::uint32_t Crc32c(std::span<const std::byte> bytes, std::uint32_t crc = 0);
 // REQUIRES: `to` has room for `from.size()` bytes and does not overlap it.
 std::uint32_t CopyAndCrc32c(std::span<const std::byte> from, std::byte* to, std::uint32_t crc = 0);
 
+// The checksum of two pieces one behind the other, from theirs, without reading them again:
+// `shift` is Crc32cShift(bytes of the second). Costs as much as 2 KiB through Crc32c.
+std::uint32_t Crc32cShift(std::uint64_t bytes);
+std::uint32_t JoinCrc32c(std::uint32_t first, std::uint32_t second, std::uint32_t shift);
+
 }  // namespace kvtrie

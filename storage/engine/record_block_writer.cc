@@ -95,10 +95,23 @@ absl::Status RecordBlockWriter::AppendChunk(std::span<const std::span<const std:
   return absl::OkStatus();
 }
 
+// The record's checksum from those of its parts, which were taken as they were copied here.
+void RecordBlockWriter::JoinChecksums(std::uint32_t crc, std::span<const FrameSection> parts) {
+  std::uint32_t shift = 0;
+  std::uint32_t shift_bytes = 0;
+  for (const FrameSection& part : parts) {
+    if (part.bytes != shift_bytes) shift = Crc32cShift(shift_bytes = part.bytes);
+    crc = JoinCrc32c(crc, part.crc32c, shift);
+  }
+  record_.SetPayloadCrc32c(crc);
+}
+
 absl::Status RecordBlockWriter::Seal() {
   KV_CHECK(complete());
   if (encoding_ == PutSession::Encoding::kRaw) {
-    WriteRawFrameHeader(model_, sections_, record_.payload().first(header_bytes_));
+    const auto header = record_.payload().first(header_bytes_);
+    WriteRawFrameHeader(model_, sections_, header);
+    JoinChecksums(Crc32c(header), sections_);
     return absl::OkStatus();
   }
   const auto refuse = [this](std::string_view why) {
@@ -120,6 +133,7 @@ absl::Status RecordBlockWriter::Seal() {
       return refuse(absl::StrCat("section ", i, " does not match its crc32c"));
     }
   }
+  JoinChecksums(0, sections_);
   return absl::OkStatus();
 }
 

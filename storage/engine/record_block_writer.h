@@ -40,6 +40,7 @@ class RecordBlockWriter final : public BlockWriter {
                     std::vector<std::uint32_t> section_bytes, std::string_view descriptor);
 
   void Copy(std::span<const std::byte> piece);
+  void JoinChecksums(std::uint32_t crc, std::span<const FrameSection> parts);
 
   const PutSession::Encoding encoding_;
   const ModelId model_;

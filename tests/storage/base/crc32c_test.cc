@@ -47,6 +47,21 @@ TEST(Crc32cTest, GivesTheVectorsOfRfc3720) {
   EXPECT_EQ(Crc32c(read_command), 0xd9963a56u);
 }
 
+TEST(Crc32cTest, JoinedPiecesAgreeWithTheWhole) {
+  std::mt19937 random(2);
+  std::vector<std::byte> bytes(300'000);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  for (int round = 0; round < 200; ++round) {
+    const auto whole = std::span(bytes).first(random() % bytes.size());
+    const std::size_t cut = whole.empty() ? 0 : random() % (whole.size() + 1);
+    const auto second = whole.subspan(cut);
+    EXPECT_EQ(
+        JoinCrc32c(Crc32c(whole.first(cut)), Crc32c(second), Crc32cShift(second.size())),
+        Crc32c(whole))
+        << cut << " of " << whole.size();
+  }
+}
+
 TEST(Crc32cTest, EmptyIsZero) { EXPECT_EQ(Crc32c({}), 0u); }
 
 TEST(Crc32cTest, EveryLengthAgreesWithTheDefinition) {

@@ -75,6 +75,7 @@ class RecordBlockWriterTest : public testing::Test {
     ASSERT_TRUE(writer.complete());
     ASSERT_TRUE(writer.Seal().ok());
     const auto payload = writer.record().payload();
+    EXPECT_EQ(writer.record().payload_crc32c(), Crc32c(payload));
     const auto view = FrameView::Parse(payload);
     ASSERT_TRUE(view.ok()) << view.status();
     EXPECT_TRUE(view->VerifyBody().ok()) << view->VerifyBody();
