@@ -64,6 +64,8 @@ constexpr StatMetric kGauges[] = {
     {"kvtrie_segments", "Segment files.", &EngineStats::segment_count},
     {"kvtrie_memory_tier_bytes", "Frames in memory.", &EngineStats::memory_tier_bytes},
     {"kvtrie_memory_tier_limit_bytes", "Bound on it.", &EngineStats::memory_tier_limit_bytes},
+    {"kvtrie_memory_prefaulted_bytes", "Taken from the system at start; grows up to the bound.",
+     &EngineStats::prefaulted_bytes},
     {"kvtrie_index_bytes", "Index of blocks.", &EngineStats::index_bytes},
     {"kvtrie_token_cache_bytes", "Tokens in memory.", &EngineStats::token_cache_bytes},
     {"kvtrie_put_memory_bytes", "Blocks that puts have begun.", &EngineStats::put_memory_bytes},

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <sys/types.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
@@ -67,7 +68,7 @@ std::size_t FrameMemoryBytes(std::size_t bytes, std::size_t alignment) {
   return arena == 0 ? bytes : nallocx(bytes, arena | AlignmentFlag(alignment) | kNoThreadCache);
 }
 
-void PrefaultFrameMemory(std::size_t bytes) {
+void PrefaultFrameMemory(std::size_t bytes, const std::function<bool(std::size_t)>& go_on) {
   constexpr std::size_t kPieceBytes = std::size_t{32} << 20;
   constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
   if (FrameArenaFlag() == 0) return;
@@ -79,6 +80,7 @@ void PrefaultFrameMemory(std::size_t bytes) {
     madvise(piece, kPieceBytes, MADV_HUGEPAGE);
     madvise(piece, kPieceBytes, MADV_POPULATE_WRITE);
     pieces.push_back(piece);
+    if (!go_on(std::min(bytes, done + kPieceBytes))) break;
   }
   for (void* piece : pieces) FreeFrameMemory(piece);
 }

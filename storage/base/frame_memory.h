@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 namespace kvtrie {
 
@@ -17,7 +18,9 @@ void FreeFrameMemory(void* memory);
 std::size_t FrameMemoryBytes(std::size_t bytes, std::size_t alignment);
 
 // Has the system provide so many bytes now, in huge pages where it can, instead of at first use.
-// Takes about half a second per GiB. Does nothing without jemalloc.
-void PrefaultFrameMemory(std::size_t bytes);
+// Takes about half a second per GiB (five times that where a hypervisor has to provide them first).
+// `go_on` is told after each piece how many bytes are there; it ends the work by returning false.
+// Does nothing without jemalloc.
+void PrefaultFrameMemory(std::size_t bytes, const std::function<bool(std::size_t)>& go_on);
 
 }  // namespace kvtrie

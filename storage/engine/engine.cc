@@ -42,6 +42,7 @@ Engine::Core::Core(const EngineOptions& options, Clock& clock)
 
 Engine::Core::~Core() {
   // Opening failed: nothing is under way, and the payload store may not take frees yet.
+  closing_ = true;
   if (prefaulter_.joinable()) prefaulter_.join();
   if (!opened_) return;
   // Pools run out first, and stay: their work may post to one another and hand things to the
@@ -712,6 +713,7 @@ EngineStats Engine::Core::Stats() {
   stats.segment_count = payload_->Usage().segment_count;
   stats.memory_tier_bytes = tier_.used_bytes();
   stats.memory_tier_limit_bytes = options_.memory_tier_bytes;
+  stats.prefaulted_bytes = prefaulted_bytes_;
   stats.put_memory_bytes = put_budget_.used_bytes();
   stats.open_puts = open_puts_;
   stats.io_queue_length =

@@ -303,6 +303,8 @@ class Engine::Core {
   std::unique_ptr<WorkPool> write_pool_;
   std::thread syncer_;
   std::thread prefaulter_;
+  std::atomic<std::uint64_t> prefaulted_bytes_{0};
+  std::atomic<bool> closing_{false};
 };
 
 }  // namespace kvtrie

@@ -123,7 +123,12 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
     if (evicted == 0) break;
   }
   if (options_.prefault_memory) {
-    prefaulter_ = std::thread([bytes = options_.memory_tier_bytes] { PrefaultFrameMemory(bytes); });
+    prefaulter_ = std::thread([this] {
+      PrefaultFrameMemory(options_.memory_tier_bytes, [this](std::size_t bytes) {
+        prefaulted_bytes_ = bytes;
+        return !closing_;
+      });
+    });
   }
   syncer_ = std::thread([this] { RunSyncer(); });
   return absl::OkStatus();

@@ -47,6 +47,7 @@ struct EngineStats {
   std::uint64_t segment_count = 0;
   std::uint64_t memory_tier_bytes = 0;
   std::uint64_t memory_tier_limit_bytes = 0;
+  std::uint64_t prefaulted_bytes = 0;  // of it, taken from the system before its first use
   std::uint64_t index_bytes = 0;
   std::uint64_t token_cache_bytes = 0;
   std::uint64_t put_memory_bytes = 0;  // begun, not finished

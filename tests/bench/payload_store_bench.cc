@@ -260,7 +260,7 @@ int Main(const Arguments& arguments) {
   clean();
   for (const std::string op : {"put", "get_disk"}) {
     if (arguments.op != "both" && arguments.op != op) continue;
-    if (arguments.raw) Report(arguments, "raw-disk", op, raw[op], nullptr);
+    if (arguments.raw) Report(arguments, "o_direct", op, raw[op], nullptr);
     Report(arguments, "payload-store", op, store[op], arguments.raw ? &raw[op] : nullptr);
   }
   return 0;

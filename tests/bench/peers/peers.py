@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import urllib.request
 
 from environment import SOURCES, Environment, PeerError, drop_page_cache
 from processes import Server, free_port, run_client
@@ -17,6 +18,7 @@ LOOKUP_KEYS = 256  # blocks of a prompt of 4,096 tokens
 LOOKUP_REPEATS = 100
 LOOKUP_PROMPTS = 16
 DISK_THREADS = (1, 4)
+DISK_TURNS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,25 +72,10 @@ class TcpFloor(Peer):
                     "--batch", batch, "--blocks", workload.block_count(block_bytes)])
 
 
-class DiskFloor(Peer):
-    name = "o_direct"
-
-    def install(self):
-        self.program = self.environment.c_program("disk_floor")
-
-    def measure(self, workload):
-        for block_bytes in workload.block_sizes:
-            for threads in DISK_THREADS:
-                path = self.environment.fresh_folder(self.name) / "blocks"
-                for op in ("put", "get_disk"):
-                    yield from run_client([
-                        self.program, "--op", op, "--block-bytes", block_bytes,
-                        "--clients", threads, "--path", path,
-                        "--blocks", workload.disk_bytes_moved // block_bytes])
-
-
 class PayloadStore(Peer):
-    """kvtrie's own block files, in process: what its network and index add is left out."""
+    """kvtrie's own block files, in process: what its network and index add is left out. Beside
+    them (rows of peer o_direct) the floor of any store on disk: blocks at fixed places of one
+    preallocated file, in turns with the store, since the speed of a disk changes by the minute."""
 
     name = "payload-store"
 
@@ -101,6 +88,7 @@ class PayloadStore(Peer):
                 yield from run_client([
                     self.program, "--threads", threads, "--block-bytes", block_bytes,
                     "--blocks", workload.disk_bytes_moved // block_bytes,
+                    "--raw", "--rounds", DISK_TURNS,
                     "--path", self.environment.fresh_folder(self.name)])
 
 
@@ -253,9 +241,11 @@ class Kvtrie(Peer):
         ready_file = folder / "ready.json"
         ready_file.unlink(missing_ok=True)
         with Server([self.server_program, "--data_dir", folder / "store",
-                     "--listen", "127.0.0.1:0", "--ready_file", ready_file],
+                     "--listen", "127.0.0.1:0", "--admin_listen", "127.0.0.1:0",
+                     "--http_listen", "127.0.0.1:0", "--ready_file", ready_file],
                     folder / "log") as server:
             ready = server.wait_until(lambda: read_json(ready_file))
+            server.wait_until(lambda: memory_is_taken(ready["metrics"]))
             yield ready["listen"]
 
     def _row(self, address, op, cell, blocks, *flags):
@@ -290,8 +280,19 @@ class KvtrieShm(Kvtrie):
     lane = "shm"
 
 
-PEERS = {peer.name: peer for peer in (TcpFloor, DiskFloor, Redis, RedisAof, Mooncake, LMCache,
+PEERS = {peer.name: peer for peer in (TcpFloor, Redis, RedisAof, Mooncake, LMCache,
                                       PayloadStore, Kvtrie, KvtrieShm)}
+ROW_ORDER = ("o_direct", *PEERS)
+
+
+def memory_is_taken(metrics_address):
+    """Whether the server has what it takes from the system after its start, in the background."""
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=10) as page:
+        values = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines()
+                      if not line.startswith("#"))
+    taken, limit = (float(values[f"kvtrie_memory_{name}_bytes"])
+                    for name in ("prefaulted", "tier_limit"))
+    return taken >= limit
 
 
 def built_program(build, name):

@@ -24,7 +24,7 @@ import time
 import report
 import targets
 from environment import Environment, PeerError
-from peers import PEERS, Workload
+from peers import PEERS, ROW_ORDER, Workload
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 CACHE = pathlib.Path(os.environ.get("KVTRIE_CACHE") or pathlib.Path.home() / ".cache/kvtrie") / "peers"
@@ -70,7 +70,7 @@ def measure(peer, workload):
     rows = []
     try:
         for row in peer.measure(workload):
-            rows.append(row | {"peer": peer.name})
+            rows.append({"peer": peer.name} | row)
     except (PeerError, OSError) as error:
         rows.append({"peer": peer.name, "reason": str(error)})
     return rows
@@ -113,7 +113,7 @@ def main():
         options.json.write_text("".join(json.dumps(row) + "\n" for row in medians))
     print(f"medians of {options.rounds} rounds, {workload.bytes_moved >> 20} MiB per put and get, "
           f"{os.cpu_count()} cores, of which other work kept {busy_cores:.1f} busy\n")
-    print(report.table(medians, list(PEERS)))
+    print(report.table(medians, ROW_ORDER))
     print("\ntargets of kvtrie")
     print("\n".join(targets.verdicts(medians)))
     if not any(row["keys_per_s"] is not None for row in medians):

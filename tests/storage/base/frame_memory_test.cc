@@ -49,7 +49,12 @@ TEST(FrameMemoryTest, PrefaultedMemoryIsHandedOutAfterwards) {
   constexpr std::size_t kBytes = std::size_t{256} << 20;
   constexpr std::size_t kBlockBytes = std::size_t{260} << 10;
   constexpr std::size_t kPageBytes = 4096;
-  PrefaultFrameMemory(kBytes);
+  std::size_t told = 0;
+  PrefaultFrameMemory(kBytes, [&told](std::size_t bytes) {
+    told = bytes;
+    return true;
+  });
+  EXPECT_EQ(told, kBytes);
   const std::int64_t faults_before = PageFaults();
   std::vector<void*> blocks;
   for (std::size_t done = 0; done < kBytes / 2; done += kBlockBytes) {
