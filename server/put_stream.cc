@@ -130,6 +130,7 @@ void PutStream::Advance() {
     {
       absl::MutexLock lock(&mutex_);
       Step(&deferred);
+      WriteFinished(&deferred);
       more = message_ != nullptr && !waiting_;
     }
     RunDeferred(std::move(deferred));
@@ -413,9 +414,20 @@ void PutStream::FinishBlock(std::uint64_t put_id, OpenPut& put, std::uint32_t bl
     reservation->Reset();
     self->OnBlockDone(put_id, block_index, result);
   };
-  deferred->push_back([session = put.session, writer = std::move(open.mapped().writer),
-                       on_done = std::move(on_done)]() mutable {
-    session->FinishBlock(std::move(writer), std::move(on_done));
+  if (finished_session_ != put.session || finished_bytes_ >= kWriteTogetherBytes) {
+    WriteFinished(deferred);
+  }
+  finished_session_ = put.session;
+  finished_bytes_ += open.mapped().writer->total_bytes();
+  finished_.push_back({std::move(open.mapped().writer), std::move(on_done)});
+}
+
+void PutStream::WriteFinished(Deferred* deferred) {
+  if (finished_.empty()) return;
+  finished_bytes_ = 0;
+  deferred->push_back([session = std::exchange(finished_session_, nullptr),
+                       blocks = std::exchange(finished_, {})]() mutable {
+    session->FinishBlocks(std::move(blocks));
   });
 }
 

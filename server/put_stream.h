@@ -70,6 +70,9 @@ class PutStream : public std::enable_shared_from_this<PutStream> {
   static constexpr std::size_t kEndedPutsMax = 65'536;
   // Answers that may wait for a client that does not read, before its messages have to wait.
   static constexpr int kAnswersMax = 65'536;
+  // Blocks of one message are handed to the store in groups of about so much: one change of thread
+  // for each, and no more than one thread's worth of writing.
+  static constexpr std::size_t kWriteTogetherBytes = std::size_t{1} << 20;
   // Acknowledgements per response: keeps it well below a client's usual limit of 4 MiB.
   static constexpr int kAcksPerResponse = 16'384;
 
@@ -167,6 +170,7 @@ class PutStream : public std::enable_shared_from_this<PutStream> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishBlock(std::uint64_t put_id, OpenPut& put, std::uint32_t block_index,
                    Deferred* deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteFinished(Deferred* deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnBlockDone(std::uint64_t put_id, std::uint32_t block_index,
                    const absl::StatusOr<PutBlockResult>& result);
   void FailBlock(std::uint64_t put_id, OpenPut& put, std::uint32_t block_index,
@@ -196,6 +200,10 @@ class PutStream : public std::enable_shared_from_this<PutStream> {
   int next_chunk_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t payload_offset_ ABSL_GUARDED_BY(mutex_) = 0;
   bool waiting_ ABSL_GUARDED_BY(mutex_) = false;
+  // Blocks of one put that this step has completed: handed on together when it ends.
+  std::shared_ptr<PutSession> finished_session_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PutSession::FinishedBlock> finished_ ABSL_GUARDED_BY(mutex_);
+  std::size_t finished_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   ByteReservation granted_ ABSL_GUARDED_BY(mutex_);  // memory that was waited for
   bool input_closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;

@@ -54,6 +54,7 @@ struct RegisteredModel {
   KvGeometry geometry;
 };
 
+class PutSessionHandle;
 class TriePutSession;
 
 // The engine's parts and how they work together. Cut by theme over engine_*.cc:
@@ -128,6 +129,7 @@ class Engine::Core {
 
  private:
   friend class TriePutSession;
+  friend class PutSessionHandle;
 
   // A block whose record is written, or a wish to give one up (`record_bytes` 0 and a failed
   // status).
@@ -194,9 +196,12 @@ class Engine::Core {
       TenantId tenant, const Selection& selection);
 
   // engine_put.cc
-  void WriteBlock(std::shared_ptr<TriePutSession> session, std::unique_ptr<BlockWriter> writer,
-                  PutSession::DoneCallback on_done);
-  void Enqueue(PublishItem item);
+  void WriteBlocks(std::shared_ptr<TriePutSession> session,
+                   std::vector<PutSession::FinishedBlock> blocks);
+  void GiveUpBlock(std::shared_ptr<TriePutSession> session, std::uint32_t block);
+  PublishItem WriteBlock(std::shared_ptr<TriePutSession> session,
+                         PutSession::FinishedBlock finished);
+  void Enqueue(std::vector<PublishItem> items);
   void PublishGroup(std::vector<PublishItem> group, std::vector<Outcome>* outcomes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void AddToIndex(const std::vector<PendingNode>& pending)

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -81,16 +82,13 @@ absl::Status CheckAnnouncement(const PutAnnouncement& put) {
 // What the caller holds: forwards, and closes the session when it goes.
 class PutSessionHandle final : public PutSession {
  public:
-  using Core = Engine::Core;
-  PutSessionHandle(std::function<void(std::shared_ptr<TriePutSession>, std::uint32_t,
-                                      std::unique_ptr<BlockWriter>, DoneCallback)>
-                       finish,
-                   std::shared_ptr<TriePutSession> session, std::vector<TrieNodeId> stored)
-      : finish_(std::move(finish)), session_(std::move(session)), stored_(std::move(stored)) {}
+  PutSessionHandle(Engine::Core& core, std::shared_ptr<TriePutSession> session,
+                   std::vector<TrieNodeId> stored)
+      : core_(core), session_(std::move(session)), stored_(std::move(stored)) {}
 
   ~PutSessionHandle() override {
     session_->closed = true;
-    finish_(session_, kCloseSession, nullptr, nullptr);
+    core_.GiveUpBlock(session_, kCloseSession);
   }
 
   const std::vector<std::uint32_t>& missing_blocks() const override {
@@ -129,19 +127,16 @@ class PutSessionHandle final : public PutSession {
     return writer;
   }
 
-  void FinishBlock(std::unique_ptr<BlockWriter> writer, DoneCallback on_done) override {
-    const std::uint32_t block = writer->block_index();
-    finish_(session_, block, std::move(writer), std::move(on_done));
+  void FinishBlocks(std::vector<FinishedBlock> blocks) override {
+    core_.WriteBlocks(session_, std::move(blocks));
   }
 
   void AbandonBlock(std::uint32_t block_index) override {
-    if (block_index < stored_.size()) finish_(session_, block_index, nullptr, nullptr);
+    if (block_index < stored_.size()) core_.GiveUpBlock(session_, block_index);
   }
 
  private:
-  const std::function<void(std::shared_ptr<TriePutSession>, std::uint32_t,
-                           std::unique_ptr<BlockWriter>, DoneCallback)>
-      finish_;
+  Engine::Core& core_;
   const std::shared_ptr<TriePutSession> session_;
   const std::vector<TrieNodeId> stored_;  // ids of blocks that were stored at the beginning
 };
@@ -241,40 +236,44 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     absl::MutexLock change(&change_mutex_);
     WriteMeta(batch).IgnoreError();
   }
-  auto finish = [this](std::shared_ptr<TriePutSession> of, std::uint32_t block,
-                       std::unique_ptr<BlockWriter> writer, PutSession::DoneCallback on_done) {
-    if (writer != nullptr) {
-      // Bounded by the put budget: never refused.
-      const auto shared =
-          std::make_shared<std::pair<std::unique_ptr<BlockWriter>, PutSession::DoneCallback>>(
-              std::move(writer), std::move(on_done));
-      write_pool_->Post([this, of, shared] {
-        WriteBlock(of, std::move(shared->first), std::move(shared->second));
-      });
-      return;
-    }
-    // Off the caller's thread: publishing may wait for the disk.
-    write_pool_->Post([this, of, block] {
-      Enqueue({.session = of,
-               .block = block,
-               .failure = absl::CancelledError("block: not sent"),
-               .at = {},
-               .frame = {},
-               .on_done = nullptr});
-    });
-  };
-  return std::make_unique<PutSessionHandle>(std::move(finish), std::move(session),
-                                            std::move(stored));
+  return std::make_unique<PutSessionHandle>(*this, std::move(session), std::move(stored));
 }
 
-void Engine::Core::WriteBlock(std::shared_ptr<TriePutSession> session,
-                              std::unique_ptr<BlockWriter> writer,
-                              PutSession::DoneCallback on_done) {
+// Both go to another thread: writing and publishing wait for the disk. Bounded by the put budget,
+// so never refused.
+void Engine::Core::WriteBlocks(std::shared_ptr<TriePutSession> session,
+                               std::vector<PutSession::FinishedBlock> blocks) {
+  const auto shared = std::make_shared<std::vector<PutSession::FinishedBlock>>(std::move(blocks));
+  write_pool_->Post([this, session = std::move(session), shared] {
+    std::vector<PublishItem> items;
+    items.reserve(shared->size());
+    for (PutSession::FinishedBlock& block : *shared) {
+      items.push_back(WriteBlock(session, std::move(block)));
+    }
+    Enqueue(std::move(items));
+  });
+}
+
+void Engine::Core::GiveUpBlock(std::shared_ptr<TriePutSession> session, std::uint32_t block) {
+  write_pool_->Post([this, session = std::move(session), block] {
+    std::vector<PublishItem> items;
+    items.push_back({.session = session,
+                     .block = block,
+                     .failure = absl::CancelledError("block: not sent"),
+                     .at = {},
+                     .frame = {},
+                     .on_done = nullptr});
+    Enqueue(std::move(items));
+  });
+}
+
+Engine::Core::PublishItem Engine::Core::WriteBlock(std::shared_ptr<TriePutSession> session,
+                                                   PutSession::FinishedBlock finished) {
   PublishItem item;
   item.session = std::move(session);
-  item.block = writer->block_index();
-  item.on_done = std::move(on_done);
-  auto& block = static_cast<RecordBlockWriter&>(*writer);
+  item.block = finished.writer->block_index();
+  item.on_done = std::move(finished.on_done);
+  auto& block = static_cast<RecordBlockWriter&>(*finished.writer);
   item.failure = block.Seal();
   if (item.failure.ok()) {
     const PayloadLocation probe{1, 0, static_cast<std::uint32_t>(block.record().record_bytes())};
@@ -303,15 +302,15 @@ void Engine::Core::WriteBlock(std::shared_ptr<TriePutSession> session,
       counters_.refused_full.fetch_add(1, std::memory_order_relaxed);
     }
   }
-  Enqueue(std::move(item));
+  return item;
 }
 
 // The thread that finds nobody publishing does it for all that came meanwhile: one row batch for
 // many blocks, without a thread of its own.
-void Engine::Core::Enqueue(PublishItem item) {
+void Engine::Core::Enqueue(std::vector<PublishItem> items) {
   {
     absl::MutexLock lock(&publish_mutex_);
-    publish_queue_.push_back(std::move(item));
+    std::move(items.begin(), items.end(), std::back_inserter(publish_queue_));
     if (publishing_) return;
     publishing_ = true;
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -89,10 +90,21 @@ class PutSession {
                                                                   Encoding encoding,
                                                                   std::uint64_t bytes) = 0;
 
-  // Writes and publishes a complete block, then calls back, once. A block is published after all
-  // before it; if one of those fails, so does this (FailedPrecondition).
+  // Writes and publishes complete blocks and calls back once for each. A block is published after
+  // all before it; if one of those fails, so does this (FailedPrecondition). Blocks of one call are
+  // written one after the other and published together where they can be: cheaper for each, later
+  // for the first.
   using DoneCallback = std::function<void(absl::StatusOr<PutBlockResult>)>;
-  virtual void FinishBlock(std::unique_ptr<BlockWriter> writer, DoneCallback on_done) = 0;
+  struct FinishedBlock {
+    std::unique_ptr<BlockWriter> writer;
+    DoneCallback on_done;
+  };
+  virtual void FinishBlocks(std::vector<FinishedBlock> blocks) = 0;
+  void FinishBlock(std::unique_ptr<BlockWriter> writer, DoneCallback on_done) {
+    std::vector<FinishedBlock> blocks;
+    blocks.push_back({std::move(writer), std::move(on_done)});
+    FinishBlocks(std::move(blocks));
+  }
 
   // The client will not send this block: those that wait for it fail.
   virtual void AbandonBlock(std::uint32_t block_index) = 0;

@@ -94,7 +94,10 @@ class FakeSession final : public PutSession {
                                                           std::uint64_t bytes) override {
     return std::make_unique<FakeWriter>(store_, block_index, bytes);
   }
-  void FinishBlock(std::unique_ptr<BlockWriter> writer, DoneCallback on_done) override {
+  void FinishBlocks(std::vector<FinishedBlock> blocks) override {
+    for (auto& [writer, on_done] : blocks) Finish(std::move(writer), std::move(on_done));
+  }
+  void Finish(std::unique_ptr<BlockWriter> writer, DoneCallback on_done) {
     const std::uint32_t block_index = writer->block_index();
     store_.published[block_index] = static_cast<FakeWriter&>(*writer).content();
     writer.reset();
