@@ -640,21 +640,13 @@ absl::StatusOr<std::vector<NodeInfo>> Engine::Core::ListChildren(TenantId tenant
   return infos;
 }
 
-absl::StatusOr<NodeInfo> Engine::Core::DescribeNode(TenantId tenant, const TrieNodeId& id) {
-  absl::ReaderMutexLock lock(&index_mutex_);
-  const NodeRef ref = index_.FindById(id);
-  if (ref == 0 || index_.model(index_.node(ref).model).tenant != tenant) {
-    return absl::NotFoundError("node_id: no such trie node");
-  }
-  return Describe(ref);
-}
-
 absl::StatusOr<std::vector<NodeInfo>> Engine::Core::DescribePath(TenantId tenant,
-                                                                 const PathView& path) {
-  Selection selection;
-  selection.path = path;
+                                                                 const Selection& selection) {
+  if (selection.model || selection.all) {
+    return absl::InvalidArgumentError("selection: a single path is described, not a whole model");
+  }
   KV_ASSIGN_OR_RETURN(const auto nodes, SelectPath(tenant, selection));
-  if (nodes.empty()) return absl::NotFoundError("prefix: nothing of it is stored");
+  if (nodes.empty()) return NoSuchNode();
   std::vector<NodeInfo> infos;
   absl::ReaderMutexLock lock(&index_mutex_);
   for (const auto& [ref, id] : nodes) {
@@ -808,11 +800,9 @@ absl::StatusOr<std::vector<NodeInfo>> Engine::ListChildren(TenantId tenant, cons
                                                            std::size_t count) {
   return core_->ListChildren(tenant, model, parent, after, count);
 }
-absl::StatusOr<NodeInfo> Engine::DescribeNode(TenantId tenant, const TrieNodeId& node) {
-  return core_->DescribeNode(tenant, node);
-}
-absl::StatusOr<std::vector<NodeInfo>> Engine::DescribePath(TenantId tenant, const PathView& path) {
-  return core_->DescribePath(tenant, path);
+absl::StatusOr<std::vector<NodeInfo>> Engine::DescribePath(TenantId tenant,
+                                                           const Selection& selection) {
+  return core_->DescribePath(tenant, selection);
 }
 EngineStats Engine::Stats() const { return core_->Stats(); }
 const RecoveryReport& Engine::recovery() const { return core_->recovery_; }

@@ -222,9 +222,9 @@ class Engine {
   absl::StatusOr<std::vector<NodeInfo>> ListChildren(TenantId tenant, const ModelId& model,
                                                      const TrieNodeId& parent,
                                                      const TrieNodeId& after, std::size_t count);
-  absl::StatusOr<NodeInfo> DescribeNode(TenantId tenant, const TrieNodeId& node);
-  // The deepest stored block of a path and those above it, first block first. May block.
-  absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const PathView& path);
+  // What a selection of one path means (a node, a prefix, a session) and all above it, first block
+  // first. May block.
+  absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const Selection& selection);
 
   EngineStats Stats() const;
   const RecoveryReport& recovery() const;

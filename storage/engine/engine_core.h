@@ -104,8 +104,7 @@ class Engine::Core {
   absl::StatusOr<std::vector<NodeInfo>> ListChildren(TenantId tenant, const ModelId& model,
                                                      const TrieNodeId& parent,
                                                      const TrieNodeId& after, std::size_t count);
-  absl::StatusOr<NodeInfo> DescribeNode(TenantId tenant, const TrieNodeId& node);
-  absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const PathView& path);
+  absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const Selection& selection);
   EngineStats Stats();
 
   // --- engine_put.cc ---
@@ -216,6 +215,11 @@ class Engine::Core {
   // Removes nodes, children before parents. `refs` must be closed downwards by then.
   absl::Status Unlink(const std::vector<NodeRef>& refs, RemovalReason reason, DeletedCount* count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> NamedPath(TenantId tenant,
+                                                                        const PathView& path);
+  absl::StatusOr<absl::flat_hash_set<TrieNodeId>> EndsOfOtherSessions(
+      TenantId tenant, std::string_view session_id,
+      const std::vector<std::pair<NodeRef, TrieNodeId>>& path);
   absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes);
   std::vector<NodeRef> ChooseVictims(std::uint64_t bytes) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   double RetentionValue(const IndexNode& node, std::uint32_t now_seconds) const

@@ -313,18 +313,67 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
   return absl::OkStatus();
 }
 
+// The nodes of exactly this path, those without a frame too, which no walk passes. Empty: the last
+// one is not there.
+absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> Engine::Core::NamedPath(
+    TenantId tenant, const PathView& path) {
+  KV_ASSIGN_OR_RETURN(const ModelInfo model, GetModel(tenant, path.model));
+  const HashedPath hashed(*hasher_, tenant, path, model.spec.block_tokens);
+  std::vector<std::pair<NodeRef, TrieNodeId>> nodes;
+  absl::ReaderMutexLock lock(&index_mutex_);
+  TrieNodeId id;
+  Provenance provenance = Provenance::kExact;
+  for (std::uint32_t index = 0; index < hashed.block_count(); ++index) {
+    const auto find = [&]() ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+      id = namer_->Name(path.model, nodes.empty() ? TrieNodeId{} : nodes.back().second,
+                            provenance, index == 0 ? path.salt : std::string_view(),
+                            hashed.extra_key(index), hashed.tokens(index));
+      return index_.FindById(id);
+    };
+    NodeRef ref = find();
+    if (ref == 0 && provenance == Provenance::kExact) {
+      // Once on lossy KV, a path stays so.
+      provenance = Provenance::kOnLossy;
+      ref = find();
+    }
+    if (ref == 0) return std::vector<std::pair<NodeRef, TrieNodeId>>();
+    nodes.emplace_back(ref, id);
+  }
+  return nodes;
+}
+
+// The nodes of `path` at which sessions with another name end.
+absl::StatusOr<absl::flat_hash_set<TrieNodeId>> Engine::Core::EndsOfOtherSessions(
+    TenantId tenant, std::string_view session_id,
+    const std::vector<std::pair<NodeRef, TrieNodeId>>& path) {
+  absl::flat_hash_set<TrieNodeId> on_path;
+  for (const auto& [ref, id] : path) on_path.insert(id);
+  const std::string own_key = SessionRowKey{tenant, std::string(session_id)}.Encode();
+  absl::flat_hash_set<TrieNodeId> ends;
+  KV_RETURN_IF_ERROR(meta_->Scan(MetaTable::kSessions, TenantPrefix(tenant), "",
+                                 [&](std::string_view row_key, std::string_view row_value) {
+                                   const auto end = TrieNodeId::FromBytes(row_value);
+                                   if (end && row_key != own_key && on_path.contains(*end)) {
+                                     ends.insert(*end);
+                                   }
+                                   return true;
+                                 }));
+  return ends;
+}
+
 absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selection& selection) {
   // One path: found before the lock, since comparing tokens may read rows.
   std::vector<std::pair<NodeRef, TrieNodeId>> path;
   DeletedCount count;
   if (!selection.model && !selection.all) {
-    KV_ASSIGN_OR_RETURN(path, SelectPath(tenant, selection));
-    if (selection.path) {
-      const std::uint32_t block_tokens = GetModel(tenant, selection.path->model)->spec.block_tokens;
-      // Only the block that the prefix names, not one further up.
-      if (path.size() != selection.path->tokens.size() / block_tokens) return count;
-    }
+    KV_ASSIGN_OR_RETURN(path,
+                        selection.path ? NamedPath(tenant, *selection.path)
+                                       : SelectPath(tenant, selection));
     if (path.empty()) return count;
+  }
+  absl::flat_hash_set<TrieNodeId> other_ends;
+  if (!selection.session_id.empty()) {
+    KV_ASSIGN_OR_RETURN(other_ends, EndsOfOtherSessions(tenant, selection.session_id, path));
   }
 
   absl::MutexLock change(&change_mutex_);
@@ -347,8 +396,9 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
       if (selection.node || selection.path) {
         CollectSubtree(ref, &refs);
       } else if (index_.node(ref).is_leaf()) {
-        // A session: upwards from its end, as far as no other path goes through.
+        // A session: upwards from its end, as far as no other path goes through or ends.
         for (NodeRef at = ref; at != 0; at = index_.parent(at)) {
+          if (other_ends.contains(index_.node(at).id)) break;
           refs.push_back(at);
           const NodeRef parent = index_.parent(at);
           if (parent != 0 &&

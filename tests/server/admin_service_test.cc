@@ -53,6 +53,14 @@ TEST(AdminServiceTest, ModelsNodesAndUsageAreListed) {
     ASSERT_TRUE(server.admin().DescribeNode(&context, request, &node).ok());
     EXPECT_EQ(node.node().depth(), 3u);
     EXPECT_EQ(node.path_size(), 2);
+    // The same by its id.
+    v1::DescribeNodeRequest by_id;
+    by_id.set_node_id(node.node().node_id());
+    v1::DescribeNodeResponse same;
+    grpc::ClientContext second_context;
+    ASSERT_TRUE(server.admin().DescribeNode(&second_context, by_id, &same).ok());
+    EXPECT_EQ(same.node().depth(), 3u);
+    EXPECT_EQ(same.path_size(), 2);
   }
   {
     v1::DescribeNodeRequest request;

@@ -275,7 +275,7 @@ TEST_F(EngineModelTest, AgreesWithAMapOverRandomOperations) {
     for (const auto& [choices, node] : nodes_) {
       const Path path = PathFrom(choices);
       ASSERT_EQ(ExpectOwnBytes(View(path)), choices.size() - 1);
-      const auto described = engine_->DescribePath(tenant_, View(path));
+      const auto described = engine_->DescribePath(tenant_, SelectionOf(View(path)));
       ASSERT_TRUE(described.ok());
       ASSERT_EQ(described->back().priority, node.priority);
       ASSERT_EQ(described->back().expires_unix_seconds, node.expires);

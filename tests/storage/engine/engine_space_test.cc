@@ -126,7 +126,7 @@ TEST_F(EngineSpaceTest, RetentionMayBeSetLaterAndTakenBack) {
   EXPECT_EQ(ExpectOwnBytes(tokens), 4u);
   Reopen();
   EXPECT_EQ(ExpectOwnBytes(tokens), 4u);
-  EXPECT_EQ(engine_->DescribePath(tenant_, PathOf(tokens))->back().priority, 2u);
+  EXPECT_EQ(engine_->DescribePath(tenant_, SelectionOf(PathOf(tokens)))->back().priority, 2u);
 }
 
 TEST_F(EngineSpaceTest, LeasedBlocksOutliveTheirTimeButAreNotFound) {
@@ -191,7 +191,7 @@ TEST_F(EngineSpaceTest, UnpinningTwiceOrTheUnknownDoesNoHarm) {
   EXPECT_FALSE(*engine_->Unpin(tenant_, PinId{}));
   EXPECT_FALSE(*engine_->Unpin(TenantId{2}, second->id));
   EXPECT_EQ(engine_->Stats().pinned_bytes, second->bytes);
-  EXPECT_TRUE(engine_->DescribePath(tenant_, PathOf(tokens))->back().pinned);
+  EXPECT_TRUE(engine_->DescribePath(tenant_, SelectionOf(PathOf(tokens)))->back().pinned);
   clock_.Advance(seconds(60));
   engine_->RunMaintenance();
   EXPECT_FALSE(*engine_->Unpin(tenant_, second->id));
@@ -211,7 +211,7 @@ TEST_F(EngineSpaceTest, TenThousandLeasesThatNobodyEndsHoldNothingLater) {
   clock_.Advance(seconds(31));
   engine_->RunMaintenance();
   EXPECT_EQ(engine_->Stats().lease_count, 0u);
-  EXPECT_FALSE(engine_->DescribePath(tenant_, PathOf(tokens))->back().leased);
+  EXPECT_FALSE(engine_->DescribePath(tenant_, SelectionOf(PathOf(tokens)))->back().leased);
 }
 
 TEST_F(EngineSpaceTest, PinsAreCappedAndSayWhatIsFree) {
@@ -436,6 +436,43 @@ TEST_F(EngineSpaceTest, DeletingASessionKeepsWhatOthersShare) {
   EXPECT_EQ(engine_->Delete(tenant_, selection)->blocks, 0u);
   selection.session_id = "session 1";
   EXPECT_EQ(engine_->Delete(tenant_, selection)->blocks, 5u);
+  EXPECT_EQ(engine_->Stats().node_count, 0u);
+}
+
+TEST_F(EngineSpaceTest, DeletingASessionKeepsASessionThatEndsWithinIt) {
+  Open();
+  const auto tokens = SessionTokens(1, 5 * kTestBlockTokens);
+  for (const std::size_t blocks : {3, 5}) {
+    PutAnnouncement put = Announce(std::span(tokens).first(blocks * kTestBlockTokens));
+    const std::string name = absl::StrCat("first ", blocks);
+    put.session_id = name;
+    Put(put);
+  }
+  Selection selection;
+  selection.session_id = "first 5";
+  EXPECT_EQ(engine_->Delete(tenant_, selection)->blocks, 2u);
+  EXPECT_EQ(ExpectOwnBytes(tokens), 3u);
+  selection.session_id = "first 3";
+  EXPECT_EQ(engine_->Delete(tenant_, selection)->blocks, 3u);
+  EXPECT_EQ(engine_->Stats().node_count, 0u);
+}
+
+// No lookup passes a block that has expired, or that has lost its frame; a delete does.
+TEST_F(EngineSpaceTest, APrefixIsDeletedWhateverStandsBeforeItsEnd) {
+  Open();
+  const auto tokens = SessionTokens(1, 4 * kTestBlockTokens);
+  PutAnnouncement brief = Announce(std::span(tokens).first(2 * kTestBlockTokens));
+  brief.ttl = seconds(100);
+  MustPut(brief);
+  Put(Announce(tokens));
+  clock_.Advance(seconds(100));
+  ASSERT_EQ(Matched(tokens), 0u);
+  const auto prefix = [&](std::size_t blocks) {
+    return SelectionOf(PathOf(std::span(tokens).first(blocks * kTestBlockTokens)));
+  };
+  EXPECT_EQ(engine_->Delete(tenant_, prefix(4))->blocks, 1u);
+  EXPECT_EQ(engine_->Delete(tenant_, prefix(4))->blocks, 0u);
+  EXPECT_EQ(engine_->Delete(tenant_, prefix(1))->blocks, 3u);
   EXPECT_EQ(engine_->Stats().node_count, 0u);
 }
 
