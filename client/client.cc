@@ -185,7 +185,6 @@ absl::StatusOr<v1::SetRetentionResponse> Client::SetRetention(
 absl::Status Client::Watch(const v1::WatchRequest& request, std::stop_token stop,
                            const std::function<bool(const v1::WatchResponse&)>& on_events) {
   v1::WatchRequest current = request;
-  std::optional<std::uint64_t> epoch;
   std::optional<Backoff> backoff;
   Deadline give_up = Deadline::After(kWatchReconnectTimeout);
   for (int attempt = 0;; ++attempt) {
@@ -195,17 +194,8 @@ absl::Status Client::Watch(const v1::WatchRequest& request, std::stop_token stop
     v1::WatchResponse response;
     while (reader->Read(&response)) {
       backoff.reset();
-      if (epoch.has_value() && *epoch != response.epoch()) {
-        v1::WatchResponse cleared;
-        v1::Event* event = cleared.add_events();
-        event->set_kind(v1::EVENT_KIND_CLEARED);
-        event->set_gap(true);
-        event->set_epoch(response.epoch());
-        cleared.set_epoch(response.epoch());
-        if (!on_events(cleared)) return absl::OkStatus();
-      }
-      epoch = response.epoch();
       current.set_from_sequence(response.next_sequence());
+      current.set_from_epoch(response.epoch());
       if (!on_events(response)) return absl::OkStatus();
     }
     absl::Status status = FromGrpc(reader->Finish());

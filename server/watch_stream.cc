@@ -1,5 +1,6 @@
 #include "server/watch_stream.h"
 
+#include <limits>
 #include <utility>
 
 #include "server/status_translation.h"
@@ -7,6 +8,9 @@
 
 namespace kvtrie {
 namespace {
+
+// A place that no log has reached.
+constexpr std::uint64_t kNoSequence = std::numeric_limits<std::uint64_t>::max();
 
 void ToProto(const StoreEvent& event, std::uint64_t epoch, bool want_tokens, v1::Event* proto) {
   proto->set_sequence(event.sequence);
@@ -35,6 +39,9 @@ grpc::ServerWriteReactor<v1::WatchResponse>* WatchStream::Start(ServiceContext& 
     watch->want_tokens_ = request.want_tokens();
     watch->next_sequence_ =
         request.from_sequence() == 0 ? events.next_sequence() : request.from_sequence();
+    // Ahead of any log: a gap.
+    const bool is_of_now = request.from_epoch() == 0 || request.from_epoch() == events.epoch();
+    if (request.from_sequence() != 0 && !is_of_now) watch->next_sequence_ = kNoSequence;
   }
   absl::Status status = context.streams.Add(watch);
   if (status.ok()) status = CheckWatch(request);

@@ -29,7 +29,7 @@ EventLog::Page EventLog::Read(TenantId tenant, std::uint64_t from, std::size_t c
   absl::MutexLock lock(&mutex_);
   Page page;
   const std::uint64_t oldest = next_sequence_ - events_.size();
-  page.gap = from < oldest;
+  page.gap = from < oldest || from > next_sequence_;
   page.next_sequence = page.gap ? oldest : from;
   while (page.next_sequence < next_sequence_ && page.events.size() < count) {
     const StoreEvent& event = events_[page.next_sequence - oldest];

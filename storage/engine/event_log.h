@@ -36,7 +36,9 @@ class EventLog {
   struct Page {
     std::vector<StoreEvent> events;
     std::uint64_t next_sequence = 0;
-    bool gap = false;  // events from `from` on are gone; these are the oldest that are left
+    // Events from `from` on are gone, or `from` was counted by another log (it lies ahead of this
+    // one): these are the oldest that are left.
+    bool gap = false;
   };
   // At most `count` events of the tenant from sequence `from` on. `next_sequence` is where to go
   // on.

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -49,7 +50,7 @@ class ServerProcess {
       const std::string data = folder_ + "/store";
       execl(KVTRIE_SERVER_PROGRAM, "kvtrie-server", "--data_dir", data.c_str(), "--listen",
             listen.c_str(), "--admin_listen", admin.c_str(), "--http_listen", "127.0.0.1:0",
-            "--ready_file", ready_file.c_str(), "--log_level", "warn", nullptr);
+            "--ready_file", ready_file.c_str(), "--log_level", "warn", "--noprefault_memory", nullptr);
       _exit(127);
     }
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -82,10 +83,25 @@ class ServerProcess {
   }
   void Thaw() const { kill(pid_, SIGCONT); }
 
+  std::uint64_t resident_bytes() const {
+    std::uint64_t size_pages = 0;
+    std::uint64_t resident_pages = 0;
+    std::ifstream(ProcPath("statm")) >> size_pages >> resident_pages;
+    return resident_pages * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  }
+  std::size_t open_file_count() const {
+    const auto files = std::filesystem::directory_iterator(ProcPath("fd"));
+    return static_cast<std::size_t>(std::distance(begin(files), end(files)));
+  }
+
   std::string listen = "127.0.0.1:0";
   std::string admin = "127.0.0.1:0";
 
  private:
+  std::string ProcPath(const char* name) const {
+    return "/proc/" + std::to_string(pid_) + "/" + name;
+  }
+
   std::string folder_;
   pid_t pid_ = 0;
 };

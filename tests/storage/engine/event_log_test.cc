@@ -79,13 +79,14 @@ TEST(EventLogTest, AGapIsToldOnceAndTheOldestLeftIsGiven) {
   EXPECT_TRUE(log.Read(kFirst, 6, 100).gap);
 }
 
-TEST(EventLogTest, ReadingAheadOfTheLogIsEmptyAndKeepsThePlace) {
+TEST(EventLogTest, APlaceAheadOfTheLogIsAGap) {
   EventLog log(1, 4);
   log.Append(Events(2, kFirst));
-  const EventLog::Page page = log.Read(kFirst, 50, 100);
-  EXPECT_TRUE(page.events.empty());
-  EXPECT_EQ(page.next_sequence, 50u);
-  EXPECT_FALSE(page.gap);
+  EXPECT_FALSE(log.Read(kFirst, 3, 100).gap);
+  const EventLog::Page page = log.Read(kFirst, 4, 100);
+  EXPECT_TRUE(page.gap);
+  EXPECT_EQ(page.events.size(), 2u);
+  EXPECT_EQ(page.next_sequence, 3u);
 }
 
 TEST(EventLogTest, NotifiesOnceWhenTheEventComes) {
