@@ -1,4 +1,5 @@
 #include "client/retry.h"
+#include "tests/storage/base/fake_clock.h"
 
 #include <gtest/gtest.h>
 
@@ -6,13 +7,6 @@ namespace kvtrie {
 namespace {
 
 using std::chrono::milliseconds;
-
-class FakeClock final : public Clock {
- public:
-  Duration Monotonic() const override { return now; }
-  std::int64_t UnixSeconds() const override { return 0; }
-  Duration now{0};
-};
 
 TEST(BackoffTest, PausesGrowToTheCapWithJitterOfHalf) {
   RetryOptions options;
@@ -42,9 +36,9 @@ TEST(RetryBudgetTest, EndsAndComesBackWithTime) {
   EXPECT_TRUE(budget.TryTake());
   EXPECT_TRUE(budget.TryTake());
   EXPECT_FALSE(budget.TryTake());
-  clock.now += milliseconds(499);
+  clock.Advance(milliseconds(499));
   EXPECT_FALSE(budget.TryTake());
-  clock.now += milliseconds(2);
+  clock.Advance(milliseconds(2));
   EXPECT_TRUE(budget.TryTake());
   EXPECT_FALSE(budget.TryTake());
 }
@@ -67,7 +61,7 @@ TEST(RetryBudgetTest, NeverHoldsMoreThanItsSize) {
   RetryOptions options;
   options.budget_tokens = 2;
   RetryBudget budget(options, clock);
-  clock.now += std::chrono::hours(1);
+  clock.Advance(std::chrono::hours(1));
   for (int i = 0; i < 100; ++i) budget.CallSucceeded();
   EXPECT_TRUE(budget.TryTake());
   EXPECT_TRUE(budget.TryTake());

@@ -92,7 +92,7 @@ TEST(KvServerTest, ServesHealthProbesAndMetrics) {
 
 TEST(KvServerTest, APortIsNotSharedWithAnotherServer) {
   RunningServer first;
-  TemporaryFolder folder;
+  ScratchFolder folder;
   ServerConfig config = TestConfig(folder.path());
   config.listen = *ParseListenAddress(first.server().addresses().listen);
   const auto second = KvServer::Start(config);
@@ -114,7 +114,7 @@ TEST(KvServerTest, IPv6AndUnixSocketsWork) {
 }
 
 TEST(KvServerTest, WhatWasAcknowledgedIsThereAfterARestart) {
-  TemporaryFolder folder;
+  ScratchFolder folder;
   const ServerConfig config = TestConfig(folder.path());
   std::string model;
   for (int run = 0; run < 2; ++run) {

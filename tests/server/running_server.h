@@ -20,24 +20,9 @@
 #include "kvtrie/v1/cache.grpc.pb.h"
 #include "server/kv_server.h"
 #include "storage/base/crc32c.h"
+#include "tests/storage/base/scratch_folder.h"
 
 namespace kvtrie {
-
-// Gone with all that is in it at the end of a test.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = std::filesystem::temp_directory_path() / "kvtrie-server-test-XXXXXX";
-    path_ = ::mkdtemp(name.data());
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 inline ServerConfig TestConfig(const std::string& folder) {
   ServerConfig config;
@@ -112,7 +97,7 @@ class RunningServer {
   }
 
  private:
-  TemporaryFolder folder_;
+  ScratchFolder folder_;
   std::unique_ptr<KvServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Cache::Stub> cache_;

@@ -1,16 +1,10 @@
 #include "server/stream_registry.h"
+#include "tests/storage/base/fake_clock.h"
 
 #include <gtest/gtest.h>
 
 namespace kvtrie {
 namespace {
-
-class FakeClock final : public Clock {
- public:
-  Duration now{std::chrono::seconds(1)};
-  Duration Monotonic() const override { return now; }
-  std::int64_t UnixSeconds() const override { return 0; }
-};
 
 class FakeStream final : public TrackedStream {
  public:
@@ -33,11 +27,11 @@ TEST_F(StreamRegistryTest, EndsOnlyThoseThatOweProgressForTooLong) {
   const auto waiting = std::make_shared<FakeStream>();
   ASSERT_TRUE(registry_.Add(stalled).ok());
   ASSERT_TRUE(registry_.Add(waiting).ok());
-  stalled->ArmStall(clock_.now);
-  clock_.now += std::chrono::milliseconds(99);
+  stalled->ArmStall(clock_.Monotonic());
+  clock_.Advance(std::chrono::milliseconds(99));
   registry_.EndStalled();
   EXPECT_TRUE(stalled->aborted.ok());
-  clock_.now += std::chrono::milliseconds(1);
+  clock_.Advance(std::chrono::milliseconds(1));
   registry_.EndStalled();
   EXPECT_TRUE(absl::IsDeadlineExceeded(stalled->aborted));
   EXPECT_TRUE(waiting->aborted.ok());
@@ -47,9 +41,9 @@ TEST_F(StreamRegistryTest, EndsOnlyThoseThatOweProgressForTooLong) {
 TEST_F(StreamRegistryTest, ProgressDisarms) {
   const auto stream = std::make_shared<FakeStream>();
   ASSERT_TRUE(registry_.Add(stream).ok());
-  stream->ArmStall(clock_.now);
+  stream->ArmStall(clock_.Monotonic());
   stream->DisarmStall();
-  clock_.now += std::chrono::hours(1);
+  clock_.Advance(std::chrono::hours(1));
   registry_.EndStalled();
   EXPECT_TRUE(stream->aborted.ok());
 }

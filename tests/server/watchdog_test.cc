@@ -1,4 +1,5 @@
 #include "server/watchdog.h"
+#include "tests/storage/base/fake_clock.h"
 
 #include <gtest/gtest.h>
 
@@ -6,13 +7,6 @@
 
 namespace kvtrie {
 namespace {
-
-class FakeClock final : public Clock {
- public:
-  Duration now{std::chrono::seconds(1)};
-  Duration Monotonic() const override { return now; }
-  std::int64_t UnixSeconds() const override { return 0; }
-};
 
 class WatchdogTest : public ::testing::Test {
  protected:
@@ -39,17 +33,17 @@ TEST_F(WatchdogTest, WorkThatMovesIsNoComplaint) {
   for (int i = 0; i < 100; ++i) {
     watchdog_.Tick();
     RunQueue();
-    clock_.now += std::chrono::seconds(1);
+    clock_.Advance(std::chrono::seconds(1));
     EXPECT_EQ(watchdog_.Complaint(), "");
   }
 }
 
 TEST_F(WatchdogTest, StuckWorkIsAndEndsWhenItMoves) {
   watchdog_.Tick();
-  clock_.now += std::chrono::seconds(9);
+  clock_.Advance(std::chrono::seconds(9));
   watchdog_.Tick();
   EXPECT_EQ(watchdog_.Complaint(), "");
-  clock_.now += std::chrono::seconds(1);
+  clock_.Advance(std::chrono::seconds(1));
   EXPECT_NE(watchdog_.Complaint(), "");
   RunQueue();
   EXPECT_EQ(watchdog_.Complaint(), "");
@@ -59,7 +53,7 @@ TEST_F(WatchdogTest, AQueueThatStaysFullIsStuckToo) {
   queue_full_ = true;
   for (int i = 0; i < 11; ++i) {
     watchdog_.Tick();
-    clock_.now += std::chrono::seconds(1);
+    clock_.Advance(std::chrono::seconds(1));
   }
   EXPECT_NE(watchdog_.Complaint(), "");
 }

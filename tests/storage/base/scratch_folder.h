@@ -25,6 +25,7 @@ class ScratchFolder {
 
   // Empty when it could not be made.
   const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
  private:
   std::string path_;

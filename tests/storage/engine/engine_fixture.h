@@ -23,39 +23,10 @@
 #include "gtest/gtest.h"
 #include "storage/base/crc32c.h"
 #include "storage/engine/engine.h"
+#include "tests/storage/base/fake_clock.h"
+#include "tests/storage/base/scratch_folder.h"
 
 namespace kvtrie {
-
-// A clock that a test moves.
-class FakeClock final : public Clock {
- public:
-  Duration Monotonic() const override { return Duration(nanoseconds_.load()); }
-  std::int64_t UnixSeconds() const override {
-    return 1'700'000'000 + nanoseconds_.load() / 1'000'000'000;
-  }
-  void Advance(std::chrono::nanoseconds by) { nanoseconds_ += by.count(); }
-
- private:
-  std::atomic<std::int64_t> nanoseconds_{1'000'000'000};
-};
-
-// A folder that goes with the test.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string path = (std::filesystem::temp_directory_path() / "kvtrie-XXXXXX").string();
-    if (mkdtemp(path.data()) == nullptr) std::abort();
-    path_ = path;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 inline constexpr std::uint32_t kTestBlockTokens = 16;
 
@@ -286,7 +257,7 @@ class EngineFixture : public testing::Test {
     return selection;
   }
 
-  TemporaryFolder folder_;
+  ScratchFolder folder_;
   FakeClock clock_;
   EngineOptions options_;
   TenantId tenant_ = kBuiltInTenant;

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "tests/storage/meta/temp_folder.h"
+#include "tests/storage/base/scratch_folder.h"
 
 namespace kvtrie {
 namespace {
@@ -28,7 +28,7 @@ std::uint64_t AllocatedBytes(const std::string& path) {
 }
 
 TEST(LogSpaceTest, LogsHaveRoomFromTheBeginningAndOtherFilesNone) {
-  const TempFolder folder;
+  const ScratchFolder folder;
   ASSERT_TRUE(MakeFile(folder / "000001.log").ok());
   ASSERT_TRUE(MakeFile(folder / "000002.sst").ok());
   EXPECT_EQ(std::filesystem::file_size(folder / "000001.log"), 0u);
@@ -38,7 +38,7 @@ TEST(LogSpaceTest, LogsHaveRoomFromTheBeginningAndOtherFilesNone) {
 
 TEST(LogSpaceTest, NoLogIsMadeOnAFullDisk) {
   constexpr int kCannotMount = 77;
-  const TempFolder folder;
+  const ScratchFolder folder;
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {

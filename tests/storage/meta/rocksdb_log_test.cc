@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "rocksdb/env.h"
-#include "tests/storage/meta/temp_folder.h"
+#include "tests/storage/base/scratch_folder.h"
 
 namespace kvtrie {
 namespace {
@@ -18,7 +18,7 @@ std::string Content(const std::string& path) {
 }
 
 TEST(RocksDbLogTest, KeepsWarningsAndDropsTheRest) {
-  const TempFolder folder;
+  const ScratchFolder folder;
   const auto log = OpenRocksDbLog(folder.path());
   rocksdb::Info(log, "all is well");
   rocksdb::Warn(log, "file %d is %s", 7, "odd");
@@ -30,7 +30,7 @@ TEST(RocksDbLogTest, KeepsWarningsAndDropsTheRest) {
 }
 
 TEST(RocksDbLogTest, TakesNoMoreThanTwoFiles) {
-  const TempFolder folder;
+  const ScratchFolder folder;
   const auto log = OpenRocksDbLog(folder.path());
   const std::string line(1000, 'x');
   for (int i = 0; i < 5000; ++i) rocksdb::Warn(log, "%s", line.c_str());

@@ -17,7 +17,7 @@
 #include "storage/meta/meta_keys.h"
 #include "storage/meta/rocksdb_meta_store.h"
 #include "tests/storage/meta/child_process.h"
-#include "tests/storage/meta/temp_folder.h"
+#include "tests/storage/base/scratch_folder.h"
 
 namespace kvtrie {
 namespace {
@@ -84,7 +84,7 @@ TEST(RocksDbMetaStoreCrashTest, EveryAcknowledgedBatchSurvivesKill) {
   const std::uint64_t seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937_64 random(seed);
-  const TempFolder temp;
+  const ScratchFolder temp;
   const std::string folder = temp / "meta";
 
   std::uint64_t acknowledged = 0;
@@ -201,8 +201,8 @@ const ChildRole kDiskFiller("disk filler", &FillTheDisk);
 class FullDiskTest : public ::testing::TestWithParam<std::size_t> {};
 
 TEST_P(FullDiskTest, WritesWorkAgainOnceThereIsSpace) {
-  const TempFolder folder;
-  ChildProcess child("disk filler", absl::StrCat(GetParam(), "|", folder.path().string()));
+  const ScratchFolder folder;
+  ChildProcess child("disk filler", absl::StrCat(GetParam(), "|", folder.path()));
   const int status = child.ExitStatus();
   if (status == kCannotMount) GTEST_SKIP() << "may not mount a tmpfs";
   EXPECT_EQ(status, 0);

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "storage/meta/meta_keys.h"
 #include "storage/meta/rocksdb_meta_store.h"
-#include "tests/storage/meta/temp_folder.h"
+#include "tests/storage/base/scratch_folder.h"
 
 namespace kvtrie {
 namespace {
@@ -118,7 +118,7 @@ TEST_P(DamageTest, IsNeverSilent) {
 
   RocksDbMetaStoreOptions options;
   options.write_buffer_bytes = param.write_buffer_bytes;
-  const TempFolder temp;
+  const ScratchFolder temp;
   const std::string intact = temp / "intact/meta";
   ASSERT_NO_FATAL_FAILURE(WriteStore(intact, options, param.written));
 

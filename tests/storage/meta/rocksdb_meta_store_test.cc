@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "storage/meta/meta_keys.h"
 #include "tests/storage/meta/meta_store_conformance.h"
-#include "tests/storage/meta/temp_folder.h"
+#include "tests/storage/base/scratch_folder.h"
 
 namespace kvtrie {
 namespace {
@@ -40,7 +40,7 @@ class RocksDbBackend final : public MetaStoreBackend {
   }
 
  private:
-  TempFolder folder_;
+  ScratchFolder folder_;
 };
 
 std::unique_ptr<MetaStoreBackend> MakeRocksDbBackend() {
@@ -81,7 +81,7 @@ class RocksDbMetaStoreTest : public ::testing::Test {
     return log;
   }
 
-  const TempFolder temp_;
+  const ScratchFolder temp_;
   const std::string folder_ = temp_ / "meta";
 };
 

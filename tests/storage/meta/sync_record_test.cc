@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "storage/base/byte_reader.h"
 #include "storage/base/crc32c.h"
-#include "tests/storage/meta/temp_folder.h"
+#include "tests/storage/base/scratch_folder.h"
 
 namespace kvtrie {
 namespace {
@@ -43,7 +43,7 @@ TEST(SyncRecordTest, RefusesEveryByteFlipAndCut) {
 }
 
 TEST(SyncRecordTest, IsReplacedAndReadBack) {
-  const TempFolder folder;
+  const ScratchFolder folder;
   const std::string path = folder / "meta.synced";
   FileSystem& files = PosixFileSystem();
   EXPECT_EQ(ReadSyncRecord(files, path).value(), std::nullopt);
@@ -58,11 +58,11 @@ TEST(SyncRecordTest, IsReplacedAndReadBack) {
 }
 
 TEST(CheckSyncedFileTest, TellsGrowthFromDamage) {
-  const TempFolder folder;
+  const ScratchFolder folder;
   const std::string path = folder / "a.log";
   FileSystem& files = PosixFileSystem();
   const SyncedFile synced{"a.log", 5, Crc32c(AsBytes("hello"))};
-  const auto check = [&] { return CheckSyncedFile(files, folder.path().string(), synced); };
+  const auto check = [&] { return CheckSyncedFile(files, folder.path(), synced); };
   EXPECT_TRUE(absl::IsNotFound(check()));
   Append(path, "hell");
   EXPECT_TRUE(absl::IsDataLoss(check()));
@@ -76,9 +76,9 @@ TEST(CheckSyncedFileTest, TellsGrowthFromDamage) {
 }
 
 TEST(GrowingFilesTest, KnowsFilesAsTheyGrowAndGo) {
-  const TempFolder folder;
+  const ScratchFolder folder;
   const std::string text(700'000, 't');
-  GrowingFiles growing(PosixFileSystem(), folder.path().string(), IsLog);
+  GrowingFiles growing(PosixFileSystem(), folder.path(), IsLog);
   EXPECT_TRUE(growing.Sync()->empty());
 
   Append(folder / "a.log", text);
