@@ -68,6 +68,19 @@ bool __wrap__ZN4absl7debian35Mutex16AwaitWithTimeoutERKNS0_9ConditionENS0_8Durat
   return held;
 }
 
+bool __real__ZN4absl7debian35Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE(
+    void*, const absl::Condition&, absl::Time);
+bool __wrap__ZN4absl7debian35Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE(
+    void* mutex, const absl::Condition& condition, absl::Time deadline) {
+  __tsan_release(mutex);
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+  const bool held = __real__ZN4absl7debian35Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE(
+      mutex, condition, deadline);
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  __tsan_acquire(mutex);
+  return held;
+}
+
 void __real__ZN4absl7debian37CondVar4WaitEPNS0_5MutexE(void*, void*);
 void __wrap__ZN4absl7debian37CondVar4WaitEPNS0_5MutexE(void* condition, void* mutex) {
   __tsan_release(mutex);
