@@ -13,6 +13,9 @@
 namespace kvtrie {
 namespace {
 
+// So large a part of the streams' memory is kept for first frames.
+constexpr std::size_t kReserveParts = 4;
+
 // A slice of a frame that keeps the frame alive until gRPC lets go of it.
 grpc::Slice MakeSlice(const FetchMessage::Run& run) {
   auto* owner = new std::shared_ptr<const HeldFrame>(run.frame);
@@ -167,6 +170,13 @@ bool FetchStream::Reserve(std::size_t frame_bytes, ByteReservation* reservation)
   if (granted_.bytes() == frame_bytes) {
     *reservation = std::move(granted_);
     granted_ = ByteReservation();
+    return true;
+  }
+  if (ahead_bytes_ > 0 || writing_) {
+    // This stream is being served. What is left is for those that are not: readers that have
+    // stopped reading must not keep it from them.
+    if (!budget.TryAcquire(frame_bytes, budget.limit_bytes() / kReserveParts)) return false;
+    *reservation = ByteReservation(&budget, frame_bytes);
     return true;
   }
   const bool taken =

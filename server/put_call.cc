@@ -71,10 +71,13 @@ void PutCall::Pump() {
 
 void PutCall::WatchForStall() {
   // While we wait (for memory, for the disk) the client owes nothing.
-  if (writing_ || (reading_ && stream_->owes_bytes())) {
-    ArmStall(context_.streams.clock().Monotonic());
-  } else {
+  if (!writing_ && !(reading_ && stream_->owes_bytes())) {
+    is_watched_ = false;
     DisarmStall();
+  } else if (!is_watched_ || progress_bytes_ >= kProgressBytes) {
+    is_watched_ = true;
+    progress_bytes_ = 0;
+    ArmStall(context_.streams.clock().Monotonic());
   }
 }
 
@@ -101,12 +104,14 @@ void PutCall::OnReadDone(bool ok) {
     FinishWith(status);
     return;
   }
-  context_.metrics.Received(message->payload.size());
+  const std::size_t received_bytes = message->payload.size();
+  context_.metrics.Received(received_bytes);
   stream_->Receive(std::move(message));
   {
     // Only now: a Pump of another thread would read the next message past this one.
     absl::MutexLock lock(&mutex_);
     reading_ = false;
+    progress_bytes_ += received_bytes;
   }
   Pump();
 }
@@ -115,6 +120,7 @@ void PutCall::OnWriteDone(bool ok) {
   {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
+    is_watched_ = false;
     write_buffer_.Clear();
   }
   if (!ok) {

@@ -55,6 +55,9 @@ class PutCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   PutCall(ServiceContext& context, grpc::CallbackServerContext* call)
       : context_(context), call_(call), probe_(context.metrics, RpcMethod::kPut) {}
 
+  // A writer that makes less progress than this within the stall limit stalls.
+  static constexpr std::size_t kProgressBytes = std::size_t{64} << 10;
+
   void Pump();
   void WatchForStall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishWith(const absl::Status& status);
@@ -69,6 +72,9 @@ class PutCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   grpc::ByteBuffer read_buffer_ ABSL_GUARDED_BY(mutex_);
   grpc::ByteBuffer write_buffer_ ABSL_GUARDED_BY(mutex_);
   v1::PutResponse response_ ABSL_GUARDED_BY(mutex_);
+  // The stall limit runs from when these bytes were last counted from 0.
+  std::size_t progress_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool is_watched_ ABSL_GUARDED_BY(mutex_) = false;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;

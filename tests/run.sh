@@ -102,7 +102,7 @@ stage_fuzz() {
 # The tests that kill a process or cut a disk off, and the model-based ones, with many more rounds.
 stage_crash() {
   local rounds=${KV_CRASH_ROUNDS:-1000}
-  KV_TEST_ROUNDS=$rounds KVTRIE_CRASH_CYCLES=$rounds KVTRIE_FLIPS=200 \
+  KV_TEST_ROUNDS=$rounds KV_CRASH_CYCLES=$rounds KV_FLIPS=200 \
     ctest_in release crash -R '[Cc]rash|[Kk]ill|[Mm]odel|[Ff]lip' --timeout 3600
 }
 

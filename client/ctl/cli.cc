@@ -125,9 +125,16 @@ std::unique_ptr<Client> VerbContext::Cache(Lane lane) const {
 }
 
 ExitCode VerbContext::Fail(const absl::Status& status) const {
-  err << "kvtrie: " << status.message() << "\n";
+  // A server that does not know the call says nothing.
+  err << "kvtrie: "
+      << (status.message().empty() ? absl::StrCat(absl::StatusCodeToString(status.code()),
+                                                  " without a word; is this the right port?")
+                                   : std::string(status.message()))
+      << "\n";
   const ExitCode code = ExitCodeOf(status);
-  if (code == ExitCode::kUnreachable) {
+  const bool is_answer = absl::IsUnavailable(status) && status.message().find("connect") ==
+                                                            absl::string_view::npos;
+  if (code == ExitCode::kUnreachable && !is_answer) {
     err << "kvtrie: the server at " << server << " (admin " << admin_server
         << ") cannot be reached, or does not answer\n";
   }

@@ -16,9 +16,9 @@ bool ByteBudget::AcquireOrWait(std::size_t bytes, std::function<void()> on_grant
   return false;
 }
 
-bool ByteBudget::TryAcquire(std::size_t bytes) {
+bool ByteBudget::TryAcquire(std::size_t bytes, std::size_t keep_free_bytes) {
   absl::MutexLock lock(&mutex_);
-  if (!waiters_.empty() || !Fits(bytes)) return false;
+  if (!waiters_.empty() || !Fits(bytes + keep_free_bytes)) return false;
   used_bytes_ += bytes;
   return true;
 }

@@ -24,8 +24,8 @@ class ByteBudget {
   // been taken. A request over the whole limit is granted when nothing else is in flight.
   bool AcquireOrWait(std::size_t bytes, std::function<void()> on_granted);
 
-  // True and taken, or false and nothing changed.
-  bool TryAcquire(std::size_t bytes);
+  // True and taken, or false and nothing changed. `keep_free_bytes` are left for others.
+  bool TryAcquire(std::size_t bytes, std::size_t keep_free_bytes = 0);
 
   void Release(std::size_t bytes);
 

@@ -211,7 +211,7 @@ class Engine::Core {
   absl::Status MakeRoom(std::uint64_t bytes);
   bool FitsTheDisk(std::uint64_t bytes) const;
   std::uint64_t DiskBytes() const;
-  std::uint64_t AllocateAheadBytes() const;
+  std::uint64_t FreeDiskBytes() const;
   // Removes nodes, children before parents. `refs` must be closed downwards by then.
   absl::Status Unlink(const std::vector<NodeRef>& refs, RemovalReason reason, DeletedCount* count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
@@ -241,6 +241,7 @@ class Engine::Core {
     kMetaDiskFull,
     kMetaUnwritable,
     kNotSynced,
+    kDiskShared,
   };
   void SetDegraded(Degradation what, bool is_so);
   std::vector<std::string> DegradedReasons() const;
@@ -270,7 +271,8 @@ class Engine::Core {
   std::unique_ptr<TrieNodeNamer> namer_;
   MemoryTier tier_;
   EngineCounters counters_;
-  bool opened_ = false;  // constant after Open
+  bool opened_ = false;                     // constant after Open
+  std::uint64_t allocate_ahead_bytes_ = 0;  // constant after Open
   std::atomic<bool> draining_{false};
   std::atomic<std::uint64_t> open_puts_{0};
 

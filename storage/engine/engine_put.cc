@@ -160,6 +160,10 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   const std::uint32_t block_tokens = session->registered->spec.block_tokens;
   const HashedPath hashed(*hasher_, tenant, put.path, block_tokens);
   const std::uint32_t block_count = hashed.block_count();
+  if (put.first_block > block_count) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "first_block: ", put.first_block, ", but the prefix has ", block_count, " full blocks"));
+  }
   session->tenant = tenant;
   session->model = put.path.model;
   session->block_tokens = block_tokens;

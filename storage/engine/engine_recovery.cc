@@ -23,6 +23,10 @@ constexpr std::size_t kRowsPerBatch = 4096;
 constexpr unsigned kBlockingThreads = 4;
 // Small: RocksDB wants about as much free space to go on after the disk was full.
 constexpr std::size_t kMetaBufferBytes = std::size_t{8} << 20;
+// How far ahead of the last record a segment is allocated: less in small stores and on small disks,
+// so that they are not spent on it.
+constexpr std::uint64_t kAllocateAheadBytesMax = std::uint64_t{64} << 20;
+constexpr std::uint64_t kAheadParts = 64;
 constexpr char kIdentityRow[] = "identity";
 
 absl::StatusOr<StoreConfig> ReadIdentityFile(const std::string& path) {
@@ -136,6 +140,8 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
 
 absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   KV_RETURN_IF_ERROR(PosixFileSystem().CreateFolder(options_.data_dir));
+  allocate_ahead_bytes_ = std::min({kAllocateAheadBytesMax, options_.disk_limit_bytes / kAheadParts,
+                                    FreeDiskBytes() / kAheadParts});
   const auto open_meta = [this]() -> absl::Status {
     KV_ASSIGN_OR_RETURN(
         auto opened, OpenRocksDbMetaStore(meta_folder(), {.write_buffer_bytes = kMetaBufferBytes}));
@@ -148,13 +154,16 @@ absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   absl::Status opened_meta = open_meta();
   if (absl::IsResourceExhausted(opened_meta)) {
     // The disk is full, which is what the ballast is kept for.
-    KV_RETURN_IF_ERROR(PosixFileSystem().Remove(ballast_path()));
-    opened_meta = open_meta();
+    if (PosixFileSystem().Remove(ballast_path()).ok()) opened_meta = open_meta();
+  }
+  if (absl::IsResourceExhausted(opened_meta)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "data_dir: the disk is full; free some MiB on it (", opened_meta.message(), ")"));
   }
   KV_RETURN_IF_ERROR(opened_meta);
   KV_ASSIGN_OR_RETURN(payload_, OpenSegmentStore(PosixFileSystem(), payload_folder(),
                                                  {.segment_bytes = options_.segment_bytes,
-                                                  .allocate_ahead_bytes = AllocateAheadBytes()}));
+                                                  .allocate_ahead_bytes = allocate_ahead_bytes_}));
   KV_RETURN_IF_ERROR(LoadIdentity());
 
   absl::Status loaded = LoadModels();

@@ -26,8 +26,6 @@ constexpr int kEvictionSamples = 24;
 constexpr double kRecencySeconds = 10;
 // Prompt length at which attention costs as much as the rest of the model, roughly.
 constexpr double kAttentionTokens = 4096;
-// How far ahead of the last record a segment is allocated.
-constexpr std::uint64_t kAllocateAheadBytesMax = std::uint64_t{64} << 20;
 // Kept so that removals can be written when the disk is full: as much as RocksDB wants to go on.
 constexpr std::uint64_t kBallastBytesMax = std::uint64_t{16} << 20;
 
@@ -40,7 +38,7 @@ std::uint64_t Engine::Core::DiskBytes() const {
 std::vector<std::string> Engine::Core::DegradedReasons() const {
   static constexpr std::string_view kReasons[] = {
       "disk full", "disk cannot be written", "no space for metadata", "metadata cannot be written",
-      "the last sync failed"};
+      "the last sync failed", "other files fill the disk; the store shrinks"};
   std::vector<std::string> reasons;
   const unsigned bits = degraded_;
   for (std::size_t i = 0; i < std::size(kReasons); ++i) {
@@ -91,17 +89,18 @@ void Engine::Core::CountMetaBytes() {
   meta_disk_bytes_ = meta_->DiskBytes() + (ballast_there_ ? BallastBytes() : 0);
 }
 
-// Small stores allocate less ahead, so that their limit is not spent on it.
-std::uint64_t Engine::Core::AllocateAheadBytes() const {
-  return std::min<std::uint64_t>(kAllocateAheadBytesMax, options_.disk_limit_bytes / 64);
+std::uint64_t Engine::Core::FreeDiskBytes() const {
+  struct statvfs disk;
+  if (::statvfs(options_.data_dir.c_str(), &disk) != 0) {
+    return std::numeric_limits<std::uint64_t>::max();  // writing will tell
+  }
+  return std::uint64_t{disk.f_bavail} * disk.f_frsize;
 }
 
+// Once a log has met a full disk, metadata takes nothing more until its buffers are written out,
+// which needs as much again as the ballast.
 bool Engine::Core::FitsTheDisk(std::uint64_t bytes) const {
-  struct statvfs disk;
-  if (::statvfs(options_.data_dir.c_str(), &disk) != 0) return true;  // writing will tell
-  // Once a log has met a full disk, metadata takes nothing more until its buffers are written out,
-  // which needs as much again as the ballast.
-  return std::uint64_t{disk.f_bavail} * disk.f_frsize >= bytes + BallastBytes();
+  return FreeDiskBytes() >= bytes + BallastBytes();
 }
 
 bool Engine::Core::DropBallast() {
@@ -124,9 +123,11 @@ absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
       index_bytes = index_.used_bytes();
     }
     const bool index_fits = index_bytes < options_.index_bytes_max;
-    const bool limit_fits = used + bytes + AllocateAheadBytes() <= limit && index_fits;
+    const bool limit_fits = used + bytes + allocate_ahead_bytes_ <= limit && index_fits;
+    const bool disk_fits = !limit_fits || FitsTheDisk(reserved_bytes_ + bytes);
+    if (limit_fits) SetDegraded(Degradation::kDiskShared, !disk_fits);
     // What others fill cannot be evicted: one stride at a time, not all that there is.
-    if (limit_fits && (shrunk || FitsTheDisk(reserved_bytes_ + bytes))) {
+    if (limit_fits && (shrunk || disk_fits)) {
       reserved_bytes_ += bytes;
       return absl::OkStatus();
     }
@@ -148,6 +149,11 @@ absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
     }
     KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(limit_fits ? 4 * bytes : stride));
     shrunk = limit_fits;
+    if (evicted == 0 && limit_fits) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the disk is full below the store's limit (", used, " of ", limit,
+          " bytes are used), and nothing can be evicted; free space on it"));
+    }
     if (evicted == 0) {
       return absl::ResourceExhaustedError(
           absl::StrCat("the store is full: ", used, " of ", limit,
@@ -252,8 +258,11 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
       for (const NodeRef ref : piece) {
         const IndexNode& node = index_.node(ref);
         const TenantId tenant = index_.model(node.model).tenant;
-        batches.try_emplace(tenant, tenant)
-            .first->second.Delete(MetaTable::kNodes, NodeRowKey{tenant, node.id}.Encode());
+        MetaBatch& batch = batches.try_emplace(tenant, tenant).first->second;
+        batch.Delete(MetaTable::kNodes, NodeRowKey{tenant, node.id}.Encode());
+        for (const PinId& pin : holds_.PinsOn(ref)) {
+          batch.Delete(MetaTable::kPins, PinRowKey{tenant, pin}.Encode());
+        }
       }
     }
     for (const auto& [tenant, batch] : batches) {
@@ -277,6 +286,7 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
                           .depth = node.depth,
                           .tokens = {}});
         if (node.has_frame()) frees.push_back(LocationOf(node.frame));
+        for (const PinId& pin : holds_.PinsOn(ref)) holds_.DropPin(pin);
         holds_.Forget(ref);
         index_.Erase(ref);
       }

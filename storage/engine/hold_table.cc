@@ -93,10 +93,15 @@ std::vector<PinId> HoldTable::EndedPins(std::int64_t now_unix_seconds) const {
   return ended;
 }
 
-bool HoldTable::IsPinned(NodeRef ref) const {
-  return std::any_of(pins_.begin(), pins_.end(), [&](const auto& entry) {
-    return entry.second.hold.ref == ref && IsCurrent(entry.second.hold);
-  });
+bool HoldTable::IsPinned(NodeRef ref) const { return !PinsOn(ref).empty(); }
+
+std::vector<PinId> HoldTable::PinsOn(NodeRef ref) const {
+  std::vector<PinId> ids;
+  if (!IsHeld(ref)) return ids;
+  for (const auto& [id, pin] : pins_) {
+    if (pin.hold.ref == ref && IsCurrent(pin.hold)) ids.push_back(id);
+  }
+  return ids;
 }
 
 }  // namespace kvtrie

@@ -58,6 +58,7 @@ class HoldTable {
   void DropPin(const PinId& id);
   std::vector<PinId> EndedPins(std::int64_t now_unix_seconds) const;
   bool IsPinned(NodeRef ref) const;
+  std::vector<PinId> PinsOn(NodeRef ref) const;
   const absl::flat_hash_map<PinId, Pin>& pins() const { return pins_; }
   std::uint64_t pinned_bytes() const { return pinned_bytes_; }
 

@@ -346,6 +346,10 @@ class Opener {
     if (status.IsInvalidArgument()) {
       return absl::FailedPreconditionError(absl::StrCat("open ", folder_, ": ", status.ToString()));
     }
+    if (status.IsIOError() && status.ToString().find("While lock file") != std::string::npos) {
+      return absl::UnavailableError(
+          absl::StrCat("open ", folder_, ": another process has this store open"));
+    }
     KV_RETURN_IF_ERROR(FromRocksDb(absl::StrCat("open ", folder_), status));
 
     auto store =

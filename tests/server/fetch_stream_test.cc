@@ -227,6 +227,38 @@ TEST_F(FetchStreamTest, SlowReaderIsEndedAndHoldsNothing) {
   AwaitTrue([this] { return server_->server().streams().stream_count() == 0; });
 }
 
+TEST_F(FetchStreamTest, ReadersThatStopDoNotKeepOthersWaiting) {
+  Start([](ServerConfig* config) {
+    config->stream_memory_bytes = std::size_t{8} << 20;
+    config->read_ahead_bytes = std::size_t{4} << 20;
+  });
+  PutPath(server_->cache(), model_, 400);
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 65'536);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  const auto stub =
+      v1::Cache::NewStub(RunningServer::Connect(server_->server().addresses().listen, arguments));
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::FetchResponse>>> stopped;
+  for (int i = 0; i < 16; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    stopped.push_back(stub->Fetch(contexts.back().get(), ByPath(400)));
+    v1::FetchResponse first;
+    ASSERT_TRUE(stopped.back()->Read(&first));
+  }
+  // Well below the stall limit, which would end them.
+  const auto began = std::chrono::steady_clock::now();
+  for (std::uint32_t seed = 2; seed < 6; ++seed) {
+    EXPECT_EQ(PutPath(server_->cache(), model_, 2, seed).dones(0).stored_blocks(), 2u);
+    const Fetched fetched = Fetch(server_->cache(), ByPath(2, seed));
+    EXPECT_TRUE(fetched.status.ok()) << fetched.status.error_message();
+    EXPECT_EQ(fetched.content.at(1), BlockContent(1, seed));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+  for (const auto& context : contexts) context->TryCancel();
+  for (const auto& stream : stopped) stream->Finish();
+}
+
 TEST_F(FetchStreamTest, CancelledReaderHoldsNothing) {
   Start();
   PutPath(server_->cache(), model_, 400);

@@ -112,6 +112,21 @@ TEST_F(PutCallTest, MessagesStayInOrderWhileAnswersCome) {
   for (const v1::PutDone& done : all.dones()) EXPECT_EQ(done.stored_blocks(), 1u);
 }
 
+TEST_F(PutCallTest, FirstBlockBehindThePrefixIsRefused) {
+  Start();
+  grpc::ClientContext context;
+  auto stream = server_->cache().Put(&context);
+  v1::PutRequest request;
+  Announce(1, model_, PathTokens(4), &request)->set_first_block(5);
+  ASSERT_TRUE(stream->Write(request));
+  stream->WritesDone();
+  v1::PutResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_EQ(response.plans_size(), 1);
+  EXPECT_EQ(response.plans(0).status().code(), 3u);  // INVALID_ARGUMENT
+  EXPECT_THAT(response.plans(0).status().message(), HasSubstr("first_block"));
+}
+
 TEST_F(PutCallTest, OneBadItemFailsAloneAndTheRestLands) {
   Start();
   grpc::ClientContext context;
@@ -174,6 +189,39 @@ TEST_F(PutCallTest, StalledWriterIsEndedAndLeavesNothing) {
 
   // Another writer is not kept out.
   EXPECT_EQ(PutPath(server_->cache(), model_, 1).dones(0).stored_blocks(), 1u);
+}
+
+// A byte now and then is no progress: memory of an open block would be held for ever.
+TEST_F(PutCallTest, DrippingWriterIsEnded) {
+  Start([](ServerConfig* config) { config->stream_stall_limit = std::chrono::milliseconds(200); });
+  grpc::ClientContext context;
+  auto stream = server_->cache().Put(&context);
+  const std::string content = BlockContent(0);
+  v1::PutRequest request;
+  Announce(1, model_, PathTokens(1), &request)->set_eager(true);
+  AddBlock(1, 0, content.substr(0, 1), &request);
+  ASSERT_TRUE(stream->Write(request));
+  std::thread reader([&] {
+    v1::PutResponse part;
+    while (stream->Read(&part)) {
+    }
+  });
+  std::size_t offset = 1;
+  for (; offset < 4000; ++offset) {
+    request.Clear();
+    v1::Chunk* chunk = request.add_chunks();
+    chunk->set_put_id(1);
+    chunk->set_offset(offset);
+    chunk->set_bytes(1);
+    chunk->set_crc32c(CrcOf(content.substr(offset, 1)));
+    request.set_data(content.substr(offset, 1));
+    if (!stream->Write(request)) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_LT(offset, 4000u);
+  reader.join();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  AwaitTrue([this] { return Held() == 0; });
 }
 
 TEST_F(PutCallTest, IdleStreamsDoNotStall) {

@@ -17,7 +17,9 @@ TEST(ByteBudgetTest, GrantsUpToItsLimit) {
   ByteBudget budget(100);
   EXPECT_TRUE(budget.TryAcquire(60));
   EXPECT_FALSE(budget.TryAcquire(41));
-  EXPECT_TRUE(budget.TryAcquire(40));
+  EXPECT_FALSE(budget.TryAcquire(30, /*keep_free_bytes=*/11));
+  EXPECT_TRUE(budget.TryAcquire(30, /*keep_free_bytes=*/10));
+  EXPECT_TRUE(budget.TryAcquire(10));
   EXPECT_EQ(budget.used_bytes(), 100u);
   budget.Release(100);
   EXPECT_EQ(budget.used_bytes(), 0u);

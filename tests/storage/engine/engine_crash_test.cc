@@ -1,7 +1,7 @@
 // Kills a process that puts, deletes and evicts, and looks at what it left: what was acknowledged
 // is there with its own bytes, what was deleted stays gone, and the accounts are right.
 //
-// KVTRIE_CRASH_CYCLES: how many kills (default 9).
+// KV_CRASH_CYCLES: how many kills (default 9).
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -180,7 +180,7 @@ class EngineCrashCyclesTest : public EngineCrashTest, public testing::WithParamI
 
 TEST_P(EngineCrashCyclesTest, NothingAcknowledgedIsLostAndNothingForeignIsServed) {
   const bool evicting = GetParam();
-  const int all_cycles = IntFromEnvironment("KVTRIE_CRASH_CYCLES", 9);
+  const int all_cycles = IntFromEnvironment("KV_CRASH_CYCLES", 9);
   const int cycles = evicting ? all_cycles / 3 : all_cycles - all_cycles / 3;
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);

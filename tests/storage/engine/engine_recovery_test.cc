@@ -1,6 +1,6 @@
 // Opening what damage, deletions by hand and other hands have left.
 //
-// KVTRIE_FLIPS: how many files are opened with a flipped bit (default 24).
+// KV_FLIPS: how many files are opened with a flipped bit (default 24).
 
 #include <algorithm>
 #include <filesystem>
@@ -310,7 +310,7 @@ TEST_F(EngineRecoveryTest, DamagedBlocksAreMissesUntilTheyArePutAgain) {
 
 // Public report 41.
 TEST_F(EngineRecoveryTest, AFlippedBitAnywhereIsNeverServed) {
-  const char* text = std::getenv("KVTRIE_FLIPS");
+  const char* text = std::getenv("KV_FLIPS");
   const int flips = text == nullptr ? 24 : std::atoi(text);
   const std::uint32_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);

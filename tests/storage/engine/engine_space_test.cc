@@ -178,6 +178,25 @@ TEST_F(EngineSpaceTest, PinsHoldOverRestartsUntilTheirEnd) {
   EXPECT_TRUE(engine_->ListPins(tenant_).empty());
 }
 
+// A pin goes with what it pins, in memory and in its row.
+TEST_F(EngineSpaceTest, DeletingWhatIsPinnedEndsThePin) {
+  Open();
+  const auto tokens = SessionTokens(1, 4 * kTestBlockTokens);
+  MustPut(tokens);
+  const auto pin = engine_->Pin(tenant_, SelectionOf(PathOf(tokens)), seconds(600));
+  ASSERT_TRUE(pin.ok()) << pin.status();
+  Selection all;
+  all.all = true;
+  EXPECT_EQ(engine_->Delete(tenant_, all)->blocks, 4u);
+  EXPECT_EQ(engine_->Stats().pinned_bytes, 0u);
+  EXPECT_TRUE(engine_->ListPins(tenant_).empty());
+  EXPECT_TRUE(absl::IsNotFound(engine_->ExtendPin(tenant_, pin->id, seconds(60)).status()));
+  MustPut(tokens);
+  Reopen();
+  EXPECT_TRUE(engine_->ListPins(tenant_).empty());
+  EXPECT_FALSE(engine_->DescribePath(tenant_, SelectionOf(PathOf(tokens)))->back().pinned);
+}
+
 // Public report 23.
 TEST_F(EngineSpaceTest, UnpinningTwiceOrTheUnknownDoesNoHarm) {
   Open();
