@@ -151,10 +151,7 @@ HttpEndpoint::~HttpEndpoint() {
 void HttpEndpoint::Run() {
   while (!stopping_) {
     std::vector<pollfd> polled = {{wake_fd_, POLLIN, 0}};
-    const bool has_room = connections_.size() < kConnectionsMax;
-    for (const int listener : listeners_) {
-      polled.push_back({listener, static_cast<short>(has_room ? POLLIN : 0), 0});
-    }
+    for (const int listener : listeners_) polled.push_back({listener, POLLIN, 0});
     for (const Connection& connection : connections_) {
       const int events = connection.answer.empty() ? POLLIN : POLLOUT;
       polled.push_back({connection.fd, static_cast<short>(events), 0});
@@ -174,9 +171,15 @@ void HttpEndpoint::Run() {
   }
 }
 
+// Takes one connection. The oldest makes way for it where there are too many: a probe must not wait
+// for peers that say nothing.
 void HttpEndpoint::Accept(int listener) {
   const int fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) return;
+  if (connections_.size() == kConnectionsMax) {
+    ::close(connections_.front().fd);
+    connections_.pop_front();
+  }
   connections_.push_back({.fd = fd,
                           .end = std::chrono::steady_clock::now() + kConnectionTimeMax,
                           .head = {},
