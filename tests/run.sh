@@ -32,13 +32,13 @@ results=$root/build/results
 plain_stages=(install build-release test-release build-asan test-asan test-model)
 long_stages=(build-tsan test-tsan fuzz crash peers)
 
-# build_in NAME CMAKE_ARGUMENTS...
+# build_in NAME TARGET CMAKE_ARGUMENTS...
 build_in() {
-  local name=$1
-  shift
+  local name=$1 target=$2
+  shift 2
   cmake -S . -B "build/$name" -G Ninja "$@" >"build/$name.configure.log" 2>&1 ||
     { tail -30 "build/$name.configure.log"; return 1; }
-  ninja -C "build/$name" -j "$jobs" -k 20 --quiet
+  ninja -C "build/$name" -j "$jobs" -k 20 --quiet "$target"
 }
 
 # ctest_in BUILD_NAME RESULT_NAME CTEST_ARGUMENTS...
@@ -52,12 +52,12 @@ ctest_in() {
 
 stage_install() { bash deploy/packages/install.sh; }
 
-stage_build_release() { build_in release -DCMAKE_BUILD_TYPE=Release; }
+stage_build_release() { build_in release all -DCMAKE_BUILD_TYPE=Release; }
 stage_test_release() { ctest_in release release; }
 
 # Debug keeps the costly checks of our own beliefs; with -Og the sanitized build compiles in half the time of -O1.
 stage_build_asan() {
-  build_in asan -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-Og -g1" -DKV_SANITIZE=address,undefined
+  build_in asan all -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-Og -g1" -DKV_SANITIZE=address,undefined
 }
 stage_test_asan() {
   UBSAN_OPTIONS=print_stacktrace=1 ctest_in asan asan --timeout 600
@@ -68,7 +68,7 @@ stage_test_model() {
 }
 
 stage_build_tsan() {
-  build_in tsan -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-Og -g1" -DKV_SANITIZE=thread
+  build_in tsan all -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-Og -g1" -DKV_SANITIZE=thread
 }
 stage_test_tsan() {
   local suppressions=$root/tests/tsan-suppressions options=history_size=4
@@ -78,7 +78,7 @@ stage_test_tsan() {
 
 stage_fuzz() {
   local target name failed=0 seconds=${KV_FUZZ_SECONDS:-120}
-  CXX=clang++ build_in fuzz -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" -DKV_FUZZERS=ON \
+  CXX=clang++ build_in fuzz fuzzers -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" -DKV_FUZZERS=ON \
     -DKV_SANITIZE=address,undefined,fuzzer-no-link || return 1
   for target in build/fuzz/tests/fuzz/*_fuzz; do
     [ -x "$target" ] || continue
