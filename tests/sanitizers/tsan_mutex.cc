@@ -1,6 +1,6 @@
 // Tells the thread sanitizer what Abseil's locks order. Debian's libabsl is built without it, so
 // that every field under an absl::Mutex would be reported. Linked with --wrap
-// (tests/sanitizers/CMakeLists.txt): calls of Mutex, CondVar and Notification from our code come
+// (tests/sanitizers/CMakeLists.txt): calls of Mutex, CondVar, BlockingCounter and Notification from our code come
 // here, and go on to the library.
 
 #include "absl/synchronization/mutex.h"
@@ -98,6 +98,18 @@ bool __wrap__ZN4absl7debian37CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE
                                                                                   timeout);
   __tsan_acquire(mutex);
   return timed_out;
+}
+
+bool __real__ZN4absl7debian315BlockingCounter14DecrementCountEv(void*);
+bool __wrap__ZN4absl7debian315BlockingCounter14DecrementCountEv(void* counter) {
+  __tsan_release(counter);
+  return __real__ZN4absl7debian315BlockingCounter14DecrementCountEv(counter);
+}
+
+void __real__ZN4absl7debian315BlockingCounter4WaitEv(void*);
+void __wrap__ZN4absl7debian315BlockingCounter4WaitEv(void* counter) {
+  __real__ZN4absl7debian315BlockingCounter4WaitEv(counter);
+  __tsan_acquire(counter);
 }
 
 void __real__ZN4absl7debian312Notification6NotifyEv(void*);
