@@ -1,7 +1,7 @@
 // Tells the thread sanitizer what Abseil's locks order. Debian's libabsl is built without it, so
 // that every field under an absl::Mutex would be reported. Linked with --wrap
-// (tests/sanitizers/CMakeLists.txt): calls of Mutex, CondVar, BlockingCounter and Notification from our code come
-// here, and go on to the library.
+// (tests/sanitizers/CMakeLists.txt): calls of Mutex, CondVar, BlockingCounter and Notification from
+// our code come here, and go on to the library.
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
