@@ -165,25 +165,25 @@ grpc::ServerUnaryReactor* AdminService::ListNodes(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* AdminService::DescribeNode(grpc::CallbackServerContext* call,
                                                      const v1::DescribeNodeRequest* request,
                                                      v1::DescribeNodeResponse* response) {
-  return RunUnary(
-      context_, call, RpcMethod::kAdmin, CheckDescribeNode(*request, context_.limits),
-      [this, request, response]() -> absl::Status {
-        const RequestPath path(request->prefix());
-        Selection selection;
-        if (request->has_prefix()) {
-          selection.path = path.view();
-        } else {
-          selection.node = IdFromProto<TrieNodeId>(request->node_id());
-        }
-        KV_ASSIGN_OR_RETURN(const std::vector<NodeInfo> nodes,
-                            context_.engine.DescribePath(kBuiltInTenant, selection));
-        if (nodes.empty()) return absl::NotFoundError("node_id, prefix: removed meanwhile");
-        for (std::size_t i = 0; i + 1 < nodes.size(); ++i) {
-          ToProto(nodes[i], response->add_path());
-        }
-        ToProto(nodes.back(), response->mutable_node());
-        return absl::OkStatus();
-      });
+  return RunUnary(context_, call, RpcMethod::kAdmin, CheckDescribeNode(*request, context_.limits),
+                  [this, request, response]() -> absl::Status {
+                    const RequestPath path(request->prefix());
+                    Selection selection;
+                    if (request->has_prefix()) {
+                      selection.path = path.view();
+                    } else {
+                      selection.node = IdFromProto<TrieNodeId>(request->node_id());
+                    }
+                    KV_ASSIGN_OR_RETURN(const std::vector<NodeInfo> nodes,
+                                        context_.engine.DescribePath(kBuiltInTenant, selection));
+                    if (nodes.empty())
+                      return absl::NotFoundError("node_id, prefix: removed meanwhile");
+                    for (std::size_t i = 0; i + 1 < nodes.size(); ++i) {
+                      ToProto(nodes[i], response->add_path());
+                    }
+                    ToProto(nodes.back(), response->mutable_node());
+                    return absl::OkStatus();
+                  });
 }
 
 grpc::ServerUnaryReactor* AdminService::GetUsage(grpc::CallbackServerContext* call,

@@ -132,8 +132,8 @@ ExitCode VerbContext::Fail(const absl::Status& status) const {
                                    : std::string(status.message()))
       << "\n";
   const ExitCode code = ExitCodeOf(status);
-  const bool is_answer = absl::IsUnavailable(status) && status.message().find("connect") ==
-                                                            absl::string_view::npos;
+  const bool is_answer =
+      absl::IsUnavailable(status) && status.message().find("connect") == absl::string_view::npos;
   if (code == ExitCode::kUnreachable && !is_answer) {
     err << "kvtrie: the server at " << server << " (admin " << admin_server
         << ") cannot be reached, or does not answer\n";

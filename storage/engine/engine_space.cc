@@ -36,9 +36,12 @@ std::uint64_t Engine::Core::DiskBytes() const {
 }
 
 std::vector<std::string> Engine::Core::DegradedReasons() const {
-  static constexpr std::string_view kReasons[] = {
-      "disk full", "disk cannot be written", "no space for metadata", "metadata cannot be written",
-      "the last sync failed", "other files fill the disk; the store shrinks"};
+  static constexpr std::string_view kReasons[] = {"disk full",
+                                                  "disk cannot be written",
+                                                  "no space for metadata",
+                                                  "metadata cannot be written",
+                                                  "the last sync failed",
+                                                  "other files fill the disk; the store shrinks"};
   std::vector<std::string> reasons;
   const unsigned bits = degraded_;
   for (std::size_t i = 0; i < std::size(kReasons); ++i) {
@@ -150,9 +153,9 @@ absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
     KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(limit_fits ? 4 * bytes : stride));
     shrunk = limit_fits;
     if (evicted == 0 && limit_fits) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "the disk is full below the store's limit (", used, " of ", limit,
-          " bytes are used), and nothing can be evicted; free space on it"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the disk is full below the store's limit (", used, " of ", limit,
+                       " bytes are used), and nothing can be evicted; free space on it"));
     }
     if (evicted == 0) {
       return absl::ResourceExhaustedError(
@@ -335,9 +338,9 @@ absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> Engine::Core::NamedP
   Provenance provenance = Provenance::kExact;
   for (std::uint32_t index = 0; index < hashed.block_count(); ++index) {
     const auto find = [&]() ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-      id = namer_->Name(path.model, nodes.empty() ? TrieNodeId{} : nodes.back().second,
-                            provenance, index == 0 ? path.salt : std::string_view(),
-                            hashed.extra_key(index), hashed.tokens(index));
+      id = namer_->Name(path.model, nodes.empty() ? TrieNodeId{} : nodes.back().second, provenance,
+                        index == 0 ? path.salt : std::string_view(), hashed.extra_key(index),
+                        hashed.tokens(index));
       return index_.FindById(id);
     };
     NodeRef ref = find();
@@ -376,9 +379,8 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
   std::vector<std::pair<NodeRef, TrieNodeId>> path;
   DeletedCount count;
   if (!selection.model && !selection.all) {
-    KV_ASSIGN_OR_RETURN(path,
-                        selection.path ? NamedPath(tenant, *selection.path)
-                                       : SelectPath(tenant, selection));
+    KV_ASSIGN_OR_RETURN(
+        path, selection.path ? NamedPath(tenant, *selection.path) : SelectPath(tenant, selection));
     if (path.empty()) return count;
   }
   absl::flat_hash_set<TrieNodeId> other_ends;

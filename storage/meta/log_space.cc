@@ -47,8 +47,7 @@ class LogSpaceFileSystem final : public rocksdb::FileSystemWrapper {
 rocksdb::Env* EnvWithLogSpace() {
   // Outlives every database, those of other static objects too.
   static rocksdb::Env* const env =
-      rocksdb::NewCompositeEnv(
-          std::make_shared<LogSpaceFileSystem>(rocksdb::FileSystem::Default()))
+      rocksdb::NewCompositeEnv(std::make_shared<LogSpaceFileSystem>(rocksdb::FileSystem::Default()))
           .release();
   return env;
 }

@@ -450,8 +450,8 @@ class Opener {
     if (!status.IsCorruption()) return status;
     Note(status.ToString());
     report_.log_truncated =
-        !ReadOnly(rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords, [](rocksdb::DB&) {})
-             .ok();
+        !ReadOnly(rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords, [](rocksdb::DB&) {
+         }).ok();
     return OpenDb(rocksdb::WALRecoveryMode::kPointInTimeRecovery);
   }
 

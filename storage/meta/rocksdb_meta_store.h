@@ -46,10 +46,11 @@ struct OpenedMetaStore {
 // files looked like, and opening compares. Until the next Sync, opening again reports the same
 // loss.
 //
-// A store that is damaged where a Sync had covered it is renamed to `folder`.damaged-N, and an empty one takes its place: the
-// caller rebuilds it from the payload. Opening reads every SST once for that. Damage that comes
-// later gives DataLoss when it is read; destroy the store, call MoveAsideRocksDbMetaStore and open
-// again. What was moved aside counts in DiskBytes until somebody deletes it.
+// A store that is damaged where a Sync had covered it is renamed to `folder`.damaged-N, and an
+// empty one takes its place: the caller rebuilds it from the payload. Opening reads every SST once
+// for that. Damage that comes later gives DataLoss when it is read; destroy the store, call
+// MoveAsideRocksDbMetaStore and open again. What was moved aside counts in DiskBytes until somebody
+// deletes it.
 //
 // Errors: Unavailable when the folder cannot be used (permissions, another process holds it, disk);
 // ResourceExhausted when the disk is full; FailedPrecondition when a newer release has made the

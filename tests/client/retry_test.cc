@@ -1,7 +1,8 @@
 #include "client/retry.h"
-#include "tests/storage/base/fake_clock.h"
 
 #include <gtest/gtest.h>
+
+#include "tests/storage/base/fake_clock.h"
 
 namespace kvtrie {
 namespace {

@@ -50,7 +50,8 @@ class ServerProcess {
       const std::string data = folder_ + "/store";
       execl(KVTRIE_SERVER_PROGRAM, "kvtrie-server", "--data_dir", data.c_str(), "--listen",
             listen.c_str(), "--admin_listen", admin.c_str(), "--http_listen", "127.0.0.1:0",
-            "--ready_file", ready_file.c_str(), "--log_level", "warn", "--noprefault_memory", nullptr);
+            "--ready_file", ready_file.c_str(), "--log_level", "warn", "--noprefault_memory",
+            nullptr);
       _exit(127);
     }
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);

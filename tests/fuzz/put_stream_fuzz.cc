@@ -22,9 +22,7 @@ class Script {
       : left_(reinterpret_cast<const std::byte*>(data), size) {}
 
   bool empty() const { return left_.empty(); }
-  std::uint8_t Byte() {
-    return left_.empty() ? 0 : static_cast<std::uint8_t>(Take(1)[0]);
-  }
+  std::uint8_t Byte() { return left_.empty() ? 0 : static_cast<std::uint8_t>(Take(1)[0]); }
   // A length of two bytes, and so many or what is left.
   std::span<const std::byte> Bytes() {
     const std::size_t low = Byte();

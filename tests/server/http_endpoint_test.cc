@@ -85,8 +85,7 @@ TEST(HttpEndpointTest, SilentPeersDoNotKeepAProbeWaiting) {
   const auto began = std::chrono::steady_clock::now();
   const int probe = ConnectTo((*endpoint)->port());
   const std::string_view request = "GET /livez HTTP/1.1\r\n\r\n";
-  ASSERT_EQ(::send(probe, request.data(), request.size(), 0),
-            static_cast<ssize_t>(request.size()));
+  ASSERT_EQ(::send(probe, request.data(), request.size(), 0), static_cast<ssize_t>(request.size()));
   char answer[16] = {};
   EXPECT_EQ(::recv(probe, answer, 15, MSG_WAITALL), 15);
   EXPECT_STREQ(answer, "HTTP/1.1 200 OK");

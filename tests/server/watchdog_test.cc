@@ -1,9 +1,10 @@
 #include "server/watchdog.h"
-#include "tests/storage/base/fake_clock.h"
 
 #include <gtest/gtest.h>
 
 #include <deque>
+
+#include "tests/storage/base/fake_clock.h"
 
 namespace kvtrie {
 namespace {

@@ -55,9 +55,8 @@ TEST(Crc32cTest, JoinedPiecesAgreeWithTheWhole) {
     const auto whole = std::span(bytes).first(random() % bytes.size());
     const std::size_t cut = whole.empty() ? 0 : random() % (whole.size() + 1);
     const auto second = whole.subspan(cut);
-    EXPECT_EQ(
-        JoinCrc32c(Crc32c(whole.first(cut)), Crc32c(second), Crc32cShift(second.size())),
-        Crc32c(whole))
+    EXPECT_EQ(JoinCrc32c(Crc32c(whole.first(cut)), Crc32c(second), Crc32cShift(second.size())),
+              Crc32c(whole))
         << cut << " of " << whole.size();
   }
 }

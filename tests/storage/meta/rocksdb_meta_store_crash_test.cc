@@ -11,13 +11,13 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 #include "storage/meta/meta_keys.h"
 #include "storage/meta/rocksdb_meta_store.h"
-#include "tests/storage/meta/child_process.h"
 #include "tests/storage/base/scratch_folder.h"
+#include "tests/storage/meta/child_process.h"
 
 namespace kvtrie {
 namespace {

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "storage/meta/meta_keys.h"
-#include "tests/storage/meta/meta_store_conformance.h"
 #include "tests/storage/base/scratch_folder.h"
+#include "tests/storage/meta/meta_store_conformance.h"
 
 namespace kvtrie {
 namespace {
