@@ -211,7 +211,6 @@ class Engine::Core {
   absl::Status MakeRoom(std::uint64_t bytes);
   bool FitsTheDisk(std::uint64_t bytes) const;
   std::uint64_t DiskBytes() const;
-  std::uint64_t FreeDiskBytes() const;
   // Removes nodes, children before parents. `refs` must be closed downwards by then.
   absl::Status Unlink(const std::vector<NodeRef>& refs, RemovalReason reason, DeletedCount* count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);

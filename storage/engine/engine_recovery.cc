@@ -10,6 +10,7 @@
 #include "storage/base/check.h"
 #include "storage/base/file_system.h"
 #include "storage/base/frame_memory.h"
+#include "storage/base/free_space.h"
 #include "storage/base/status_macros.h"
 #include "storage/engine/engine_core.h"
 #include "storage/meta/meta_keys.h"
@@ -141,7 +142,7 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
 absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   KV_RETURN_IF_ERROR(PosixFileSystem().CreateFolder(options_.data_dir));
   allocate_ahead_bytes_ = std::min({kAllocateAheadBytesMax, options_.disk_limit_bytes / kAheadParts,
-                                    FreeDiskBytes() / kAheadParts});
+                                    FreeDiskBytes(options_.data_dir) / kAheadParts});
   const auto open_meta = [this]() -> absl::Status {
     KV_ASSIGN_OR_RETURN(
         auto opened, OpenRocksDbMetaStore(meta_folder(), {.write_buffer_bytes = kMetaBufferBytes}));

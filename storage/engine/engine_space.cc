@@ -1,5 +1,3 @@
-#include <sys/statvfs.h>
-
 #include <algorithm>
 #include <limits>
 #include <string_view>
@@ -9,6 +7,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/file_system.h"
+#include "storage/base/free_space.h"
 #include "storage/base/status_macros.h"
 #include "storage/engine/engine_core.h"
 #include "storage/meta/meta_keys.h"
@@ -92,18 +91,10 @@ void Engine::Core::CountMetaBytes() {
   meta_disk_bytes_ = meta_->DiskBytes() + (ballast_there_ ? BallastBytes() : 0);
 }
 
-std::uint64_t Engine::Core::FreeDiskBytes() const {
-  struct statvfs disk;
-  if (::statvfs(options_.data_dir.c_str(), &disk) != 0) {
-    return std::numeric_limits<std::uint64_t>::max();  // writing will tell
-  }
-  return std::uint64_t{disk.f_bavail} * disk.f_frsize;
-}
-
 // Once a log has met a full disk, metadata takes nothing more until its buffers are written out,
 // which needs as much again as the ballast.
 bool Engine::Core::FitsTheDisk(std::uint64_t bytes) const {
-  return FreeDiskBytes() >= bytes + BallastBytes();
+  return FreeDiskBytes(options_.data_dir) >= bytes + BallastBytes();
 }
 
 bool Engine::Core::DropBallast() {

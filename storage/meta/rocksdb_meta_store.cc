@@ -1,7 +1,6 @@
 #include "storage/meta/rocksdb_meta_store.h"
 
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <array>
@@ -26,6 +25,7 @@
 #include "rocksdb/write_batch.h"
 #include "storage/base/check.h"
 #include "storage/base/file_system.h"
+#include "storage/base/free_space.h"
 #include "storage/base/status_macros.h"
 #include "storage/meta/log_space.h"
 #include "storage/meta/meta_keys.h"
@@ -230,7 +230,7 @@ class RocksDbMetaStore final : public MetaStore {
     }
     if (batch.empty()) return absl::OkStatus();
     // RocksDB takes a log that met a full disk badly (see ResumeByWriting), so none is to meet it.
-    if (FreeBytes() < changes.GetDataSize() + kSpareBytes) {
+    if (FreeDiskBytes(folder_) < changes.GetDataSize() + kSpareBytes) {
       return absl::ResourceExhaustedError("write a batch: the disk is full");
     }
 
@@ -285,18 +285,12 @@ class RocksDbMetaStore final : public MetaStore {
     return absl::OkStatus();
   }
 
-  std::uint64_t FreeBytes() const {
-    struct statvfs disk;
-    if (::statvfs(folder_.c_str(), &disk) != 0) return ~std::uint64_t{0};  // writing will tell
-    return std::uint64_t{disk.f_bavail} * disk.f_frsize;
-  }
-
   // After a failed write RocksDB refuses all others until Resume, which flushes the write buffers.
   // True when writes may work again.
   bool LeaveErrorState() {
     std::uint64_t buffered_bytes = 0;
     db_->GetAggregatedIntProperty(rocksdb::DB::Properties::kCurSizeAllMemTables, &buffered_bytes);
-    if (FreeBytes() < buffered_bytes + kResumeBytes) return false;
+    if (FreeDiskBytes(folder_) < buffered_bytes + kResumeBytes) return false;
     const absl::MutexLock lock(&resume_mutex_);
     return db_->Resume().ok();
   }
