@@ -72,10 +72,8 @@ void PutCall::Pump() {
 void PutCall::WatchForStall() {
   // While we wait (for memory, for the disk) the client owes nothing.
   if (!writing_ && !(reading_ && stream_->owes_bytes())) {
-    is_watched_ = false;
     DisarmStall();
-  } else if (!is_watched_ || progress_bytes_ >= kProgressBytes) {
-    is_watched_ = true;
+  } else if (!stall_is_armed() || progress_bytes_ >= kProgressBytes) {
     progress_bytes_ = 0;
     ArmStall(context_.streams.clock().Monotonic());
   }
@@ -120,7 +118,7 @@ void PutCall::OnWriteDone(bool ok) {
   {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
-    is_watched_ = false;
+    DisarmStall();  // that was progress
     write_buffer_.Clear();
   }
   if (!ok) {

@@ -74,7 +74,6 @@ class PutCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   v1::PutResponse response_ ABSL_GUARDED_BY(mutex_);
   // The stall limit runs from when these bytes were last counted from 0.
   std::size_t progress_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool is_watched_ ABSL_GUARDED_BY(mutex_) = false;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;

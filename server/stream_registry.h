@@ -31,6 +31,7 @@ class TrackedStream {
   // From now on the peer owes progress ... or does not. Cheap; thread-safe.
   void ArmStall(Clock::Duration now) { waiting_since_.store(now.count(), kOrder); }
   void DisarmStall() { waiting_since_.store(0, kOrder); }
+  bool stall_is_armed() const { return waiting_since_.load(kOrder) != 0; }
 
  private:
   friend class StreamRegistry;
