@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvtrie {
+
+// The inner loops of one set. Each is described where it is used; pointers are to arrays whose
+// sizes the caller has checked.
+struct CodecKernels {
+  // rans.cc
+  std::uint8_t* (*rans_encode)(const std::uint32_t* records, std::size_t step_count,
+                               std::uint8_t* end);
+  void (*rans_record_symbols)(const std::uint32_t* tables, const std::uint8_t* table_of,
+                              const std::uint8_t* symbols, std::size_t count,
+                              std::uint32_t* records);
+  void (*rans_record_bits)(const std::uint8_t* bit_counts, const std::uint16_t* values,
+                           std::size_t count, std::uint32_t* records);
+  bool (*rans_decode_symbols)(const std::uint32_t* tables, const std::uint8_t* bytes,
+                              std::size_t byte_count, const std::uint8_t* table_of,
+                              std::uint8_t* symbols, std::size_t count);
+  bool (*rans_decode_bits)(const std::uint8_t* bytes, std::size_t byte_count,
+                           const std::uint8_t* bit_counts, std::uint16_t* values,
+                           std::size_t count);
+};
+
+}  // namespace kvtrie
