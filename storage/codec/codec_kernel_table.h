@@ -22,6 +22,17 @@ struct CodecKernels {
   bool (*rans_decode_bits)(const std::uint8_t* bytes, std::size_t byte_count,
                            const std::uint8_t* bit_counts, std::uint16_t* values,
                            std::size_t count);
+
+  // raw_kv.cc; the first two by the value of DType
+  void (*load_floats[8])(const std::uint8_t* raw, std::size_t count, float* values);
+  void (*store_floats[8])(const float* values, std::size_t count, std::uint8_t* raw);
+  void (*rotate_half_split)(float* rows, std::size_t token_count, std::size_t head_count,
+                            std::size_t head_dim, std::size_t pair_count, const float* angles,
+                            float direction);
+  void (*rotate_interleaved)(float* rows, std::size_t token_count, std::size_t head_count,
+                             std::size_t head_dim, std::size_t pair_count, const float* angles,
+                             float direction);
+  bool (*all_below)(const float* values, std::size_t count, float limit);
 };
 
 }  // namespace kvtrie

@@ -4,6 +4,7 @@
 // the standard library is not used.
 #include "storage/codec/codec_kernel_table.h"
 #include "storage/codec/rans_kernels.h"
+#include "storage/codec/raw_kv_kernels.h"
 
 namespace kvtrie {
 
@@ -14,6 +15,15 @@ const CodecKernels KV_KERNELS = {
     .rans_record_bits = RansRecordBits,
     .rans_decode_symbols = RansDecodeSymbols,
     .rans_decode_bits = RansDecodeBits,
+    .load_floats = {nullptr, LoadFloat32, LoadTwoBytes<Float16>, LoadTwoBytes<Bfloat16>,
+                    LoadOneByte<Float8E4m3>, LoadOneByte<Float8E5m2>, LoadOneByte<Int8>,
+                    LoadOneByte<Uint8>},
+    .store_floats = {nullptr, StoreFloat32, StoreTwoBytes<Float16>, StoreTwoBytes<Bfloat16>,
+                     StoreOneByte<Float8E4m3>, StoreOneByte<Float8E5m2>, StoreOneByte<Int8>,
+                     StoreOneByte<Uint8>},
+    .rotate_half_split = RotateHalfSplit,
+    .rotate_interleaved = RotateInterleaved,
+    .all_below = AllBelow,
 };
 
 }  // namespace kvtrie

@@ -88,7 +88,7 @@ using F32x16 = Lanes<float>;
 template <typename To, typename From>
 KV_LANES_INLINE Lanes<To> BitCast(Lanes<From> from) {
   Lanes<To> to;
-  __builtin_memcpy(&to, &from, sizeof to);
+  for (std::size_t p = 0; p < kPieces; ++p) to.piece[p] = (typename Lanes<To>::Piece)from.piece[p];
   return to;
 }
 
@@ -105,13 +105,32 @@ KV_LANES_INLINE Lanes<To> Convert(Lanes<From> from) {
 // 16 values from memory of any alignment.
 template <typename T>
 KV_LANES_INLINE Lanes<T> Load(const T* from) {
+  // Piece by piece, or GCC 12 keeps the whole in memory.
   Lanes<T> lanes;
-  __builtin_memcpy(&lanes, from, sizeof lanes);
+  for (std::size_t p = 0; p < kPieces; ++p) {
+    __builtin_memcpy(&lanes.piece[p], from + p * kPieceLanes, kPieceBytes);
+  }
   return lanes;
 }
 template <typename T>
 KV_LANES_INLINE void Store(Lanes<T> lanes, T* to) {
-  __builtin_memcpy(to, &lanes, sizeof lanes);
+  for (std::size_t p = 0; p < kPieces; ++p) {
+    __builtin_memcpy(to + p * kPieceLanes, &lanes.piece[p], kPieceBytes);
+  }
+}
+
+// The first `count` (at most 16) of them; the other lanes are 0.
+template <typename T>
+KV_LANES_INLINE Lanes<T> LoadFirst(const T* from, std::size_t count) {
+  T values[kLanes] = {};
+  __builtin_memcpy(values, from, count * sizeof(T));
+  return Load(values);
+}
+template <typename T>
+KV_LANES_INLINE void StoreFirst(Lanes<T> lanes, T* to, std::size_t count) {
+  T values[kLanes];
+  Store(lanes, values);
+  __builtin_memcpy(to, values, count * sizeof(T));
 }
 
 KV_LANES_INLINE U32x16 LoadU16(const void* from) {
@@ -144,10 +163,20 @@ KV_LANES_INLINE U32x16 LoadU8(const std::uint8_t* from) {
   return lanes;
 }
 
+#if defined(KV_LANES_AVX2)
+// REQUIRES: each lane is below 2^16.
+KV_LANES_INLINE __m256i PackU16(U32x16 lanes) {
+  const __m256i packed = _mm256_packus_epi32((__m256i)lanes.piece[0], (__m256i)lanes.piece[1]);
+  return _mm256_permute4x64_epi64(packed, 0xD8);  // a pack keeps to its half of the register
+}
+#endif
+
 // The low 16 or 8 bits of each lane.
 KV_LANES_INLINE void StoreU16(U32x16 lanes, void* to) {
 #if defined(KV_LANES_AVX512)
   _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)lanes.piece[0]));
+#elif defined(KV_LANES_AVX2)
+  _mm256_storeu_si256((__m256i*)to, PackU16(lanes & 0xFFFF));
 #else
   std::uint16_t values[kLanes];
   for (std::size_t i = 0; i < kLanes; ++i) {
@@ -159,6 +188,10 @@ KV_LANES_INLINE void StoreU16(U32x16 lanes, void* to) {
 KV_LANES_INLINE void StoreU8(U32x16 lanes, std::uint8_t* to) {
 #if defined(KV_LANES_AVX512)
   _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)lanes.piece[0]));
+#elif defined(KV_LANES_AVX2)
+  const __m256i halves = PackU16(lanes & 0xFF);
+  _mm_storeu_si128((__m128i*)to, _mm_packus_epi16(_mm256_castsi256_si128(halves),
+                                                  _mm256_extracti128_si256(halves, 1)));
 #else
   for (std::size_t i = 0; i < kLanes; ++i) {
     to[i] = static_cast<std::uint8_t>(lanes.piece[i / kPieceLanes][i % kPieceLanes]);
@@ -299,6 +332,41 @@ KV_LANES_INLINE Lanes<T> Select(LaneMask mask, Lanes<T> a, Lanes<T> b) {
   }
 #endif
   return b;
+}
+
+// `x` where a < b (a == b), `y` elsewhere: what Select makes of the comparison, without the detour
+// through bits where registers have no masks.
+template <typename T, typename V>
+KV_LANES_INLINE Lanes<V> SelectLess(Lanes<T> a, Lanes<T> b, Lanes<V> x, Lanes<V> y) {
+#if defined(KV_LANES_AVX512)
+  return Select(Less(a, b), x, y);
+#else
+  for (std::size_t p = 0; p < kPieces; ++p) {
+    y.piece[p] = a.piece[p] < b.piece[p] ? x.piece[p] : y.piece[p];
+  }
+  return y;
+#endif
+}
+template <typename T, typename V>
+KV_LANES_INLINE Lanes<V> SelectEqual(Lanes<T> a, Lanes<T> b, Lanes<V> x, Lanes<V> y) {
+#if defined(KV_LANES_AVX512)
+  return Select(Equal(a, b), x, y);
+#else
+  for (std::size_t p = 0; p < kPieces; ++p) {
+    y.piece[p] = a.piece[p] == b.piece[p] ? x.piece[p] : y.piece[p];
+  }
+  return y;
+#endif
+}
+
+// Lanes 2i and 2i + 1 exchanged.
+KV_LANES_INLINE F32x16 SwapPairs(F32x16 lanes) {
+  typedef std::uint64_t Pairs __attribute__((vector_size(kPieceBytes)));
+  for (std::size_t p = 0; p < kPieces; ++p) {
+    const auto pairs = (Pairs)lanes.piece[p];
+    lanes.piece[p] = (F32x16::Piece)(pairs >> 32 | pairs << 32);
+  }
+  return lanes;
 }
 
 }  // namespace KV_LANES_NAMESPACE

@@ -269,13 +269,14 @@ ModelId ModelSpec::Digest() const {
   return model;
 }
 
-KvGeometry::KvGeometry(const ModelSpec& spec) : block_tokens_(spec.block_tokens) {
+KvGeometry::KvGeometry(const ModelSpec& spec)
+    : dtype_(spec.dtype), block_tokens_(spec.block_tokens) {
   std::size_t end = 0;
   for (const KvGroup& group : spec.kv_groups) {
     for (const LayerRun& run : group.layer_runs) {
       for (std::uint32_t layer = 0; layer < run.layer_count; ++layer) {
         end += LayerBytes(run, spec.block_tokens, spec.dtype);
-        layer_ends_.push_back(end);
+        layers_.push_back({run.kv_heads, run.k_head_dim, run.v_head_dim, end});
       }
     }
   }

@@ -91,25 +91,54 @@ inline constexpr std::uint32_t kLayersMax = 1024;
 inline constexpr std::uint32_t kBlockTokensMax = 1024;
 inline constexpr std::size_t kRawBlockBytesMax = std::size_t{64} << 20;
 
-// Where each layer's bytes lie in the raw KV of one block: [layer][K, V][token][KV head][dim].
-// Immutable after construction.
+// What of a layer a vector is.
+enum class KvKind : std::uint8_t { kK = 1, kV = 2 };
+
+// Where the vectors lie in the raw KV of one block: [layer][K, V][token][KV head][dim]. Immutable
+// after construction.
 class KvGeometry {
  public:
   // REQUIRES: spec.Validate() is OK.
   explicit KvGeometry(const ModelSpec& spec);
 
+  DType dtype() const { return dtype_; }
   std::uint32_t block_tokens() const { return block_tokens_; }
-  std::uint32_t layer_count() const { return static_cast<std::uint32_t>(layer_ends_.size()); }
-  std::size_t raw_block_bytes() const { return layer_ends_.empty() ? 0 : layer_ends_.back(); }
+  std::uint32_t layer_count() const { return static_cast<std::uint32_t>(layers_.size()); }
+  std::size_t raw_block_bytes() const { return layers_.empty() ? 0 : layers_.back().end; }
   // [begin, end) of a layer within a block.
   std::size_t layer_begin(std::uint32_t layer) const {
-    return layer == 0 ? 0 : layer_ends_[layer - 1];
+    return layer == 0 ? 0 : layers_[layer - 1].end;
   }
-  std::size_t layer_end(std::uint32_t layer) const { return layer_ends_[layer]; }
+  std::size_t layer_end(std::uint32_t layer) const { return layers_[layer].end; }
+
+  std::uint32_t kv_heads(std::uint32_t layer) const { return layers_[layer].kv_heads; }
+  // V of a layer with one latent per token (MLA) has no dimension, and no bytes.
+  std::uint32_t head_dim(std::uint32_t layer, KvKind kind) const {
+    return kind == KvKind::kK ? layers_[layer].k_head_dim : layers_[layer].v_head_dim;
+  }
+  // Of all KV heads of one token.
+  std::uint32_t row_components(std::uint32_t layer, KvKind kind) const {
+    return kv_heads(layer) * head_dim(layer, kind);
+  }
+  // [begin, begin + bytes) of the rows of all tokens of one kind within a block.
+  std::size_t kind_begin(std::uint32_t layer, KvKind kind) const {
+    return layer_begin(layer) + (kind == KvKind::kV ? kind_bytes(layer, KvKind::kK) : 0);
+  }
+  std::size_t kind_bytes(std::uint32_t layer, KvKind kind) const {
+    return std::size_t{row_components(layer, kind)} * block_tokens_ * DTypeBytes(dtype_);
+  }
 
  private:
+  struct Layer {
+    std::uint32_t kv_heads;
+    std::uint32_t k_head_dim;
+    std::uint32_t v_head_dim;
+    std::size_t end;
+  };
+
+  DType dtype_;
   std::uint32_t block_tokens_;
-  std::vector<std::size_t> layer_ends_;
+  std::vector<Layer> layers_;
 };
 
 }  // namespace kvtrie

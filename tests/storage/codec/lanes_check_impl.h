@@ -69,6 +69,10 @@ void CheckIntegers(Checks& checks) {
   checks.Same("Select", Select(kSome, a, b),
               [](std::size_t i) { return (kSome >> i & 1) != 0 ? kA[i] : kB[i]; });
   checks.Same("one number", U32x16(77), [](std::size_t) { return 77u; });
+  checks.Same("SelectLess", SelectLess(a, b, shift, a),
+              [](std::size_t i) { return kA[i] < kB[i] ? kShift[i] : kA[i]; });
+  checks.Same("SelectEqual", SelectEqual(a, b, shift, a),
+              [](std::size_t i) { return kA[i] == kB[i] ? kShift[i] : kA[i]; });
   std::uint32_t table[200];
   for (std::uint32_t i = 0; i < 200; ++i) table[i] = i * i;
   const U32x16 index = b & 127;
@@ -96,6 +100,7 @@ void CheckFloats(Checks& checks) {
   checks.Same("float +", a + c, [&](std::size_t i) { return x[i] + y[i]; });
   checks.Same("float *", a * c, [&](std::size_t i) { return x[i] * y[i]; });
   checks.Same("float /", a / c, [&](std::size_t i) { return x[i] / y[i]; });
+  checks.Same("SwapPairs", SwapPairs(a), [&](std::size_t i) { return x[i ^ 1]; });
   checks.Same("Gather of floats", Gather(x, U32x16(15) - (Load(kShift) & 15)),
               [&](std::size_t i) { return x[15 - (kShift[i] & 15)]; });
   checks.Same("to float", Convert<float>(BitCast<std::int32_t>(Load(kA))),
@@ -121,6 +126,11 @@ void CheckMemory(Checks& checks) {
               [&](std::size_t i) { return i < 5 ? std::uint32_t{bytes[i]} : 0; });
   checks.Same("LoadU16 of some", LoadU16(values, kFirst5),
               [&](std::size_t i) { return i < 5 ? at16(i) : 0; });
+
+  checks.Same("LoadFirst", LoadFirst(kA, 3), [](std::size_t i) { return i < 3 ? kA[i] : 0; });
+  std::uint32_t stored[kLanes] = {};
+  StoreFirst(Load(kB), stored, 3);
+  checks.Same("StoreFirst", Load(stored), [](std::size_t i) { return i < 3 ? kB[i] : 0; });
 
   std::uint8_t stored8[kLanes + 1] = {};
   StoreU8(Load(kA), stored8);

@@ -225,6 +225,26 @@ TEST(KvGeometryTest, LayersFollowOneAnotherAcrossGroups) {
   EXPECT_EQ(geometry.raw_block_bytes(), begin);
 }
 
+TEST(KvGeometryTest, KAndVOfALayerFollowOneAnother) {
+  const KvGeometry geometry(RichSpec());
+  EXPECT_EQ(geometry.dtype(), DType::kFloat16);
+  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
+    EXPECT_EQ(geometry.kind_begin(layer, KvKind::kK), geometry.layer_begin(layer));
+    EXPECT_EQ(geometry.kind_begin(layer, KvKind::kV),
+              geometry.layer_begin(layer) + geometry.kind_bytes(layer, KvKind::kK));
+    EXPECT_EQ(geometry.kind_begin(layer, KvKind::kV) + geometry.kind_bytes(layer, KvKind::kV),
+              geometry.layer_end(layer));
+  }
+  EXPECT_EQ(geometry.kv_heads(0), 1u);
+  EXPECT_EQ(geometry.head_dim(1, KvKind::kK), 576u);
+  EXPECT_EQ(geometry.head_dim(1, KvKind::kV), 0u);
+  EXPECT_EQ(geometry.kind_bytes(1, KvKind::kV), 0u);
+  EXPECT_EQ(geometry.row_components(4, KvKind::kV), 8u * 128);
+  EXPECT_EQ(geometry.row_components(5, KvKind::kK), 4u * 64);
+  EXPECT_EQ(geometry.row_components(5, KvKind::kV), 4u * 32);
+  EXPECT_EQ(geometry.kind_bytes(5, KvKind::kV), 4u * 32 * 32 * 2);
+}
+
 TEST(DTypeTest, BytesOfAnElement) {
   EXPECT_EQ(DTypeBytes(DType::kFloat32), 4u);
   EXPECT_EQ(DTypeBytes(DType::kFloat16), 2u);
