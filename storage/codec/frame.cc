@@ -29,6 +29,11 @@ constexpr std::size_t kBodyBytesOffset = 32;
 constexpr std::size_t kModelOffset = 40;
 constexpr std::size_t kTableOffset = 56;
 
+// Within the body of codecs that have a binding.
+constexpr std::size_t kBoundTokensOffset = 4;
+constexpr std::size_t kBoundProfileOffset = 8;
+static_assert(kBoundProfileOffset + ProfileId::kBytes == kFrameBindingBytes);
+
 constexpr std::size_t kSectionEntryBytes = 8;
 constexpr std::size_t kChecksumBytes = 4;
 constexpr std::size_t kAlignment = 64;
@@ -55,12 +60,30 @@ absl::Status Newer(const char* what, std::uint64_t value) {
       absl::StrCat("frame: ", what, " ", value, " was written by a newer release"));
 }
 
+// Which rung and quality frames of a codec have.
 absl::Status CheckKind(CodecId codec, Rung rung, Quality quality) {
   if (codec == CodecId{0}) return Damaged("no codec");
-  if (codec > CodecId::kRaw) return Newer("codec", static_cast<std::uint64_t>(codec));
-  if (rung != Rung::kCoded && rung != Rung::kExact) return Damaged("no such rung");
-  if (quality < Quality::kHigh || quality > Quality::kExact) return Damaged("no such quality");
-  if (rung == Rung::kExact && quality != Quality::kExact) return Damaged("exact at less quality");
+  if (!IsCodec(codec)) return Newer("codec", static_cast<std::uint64_t>(codec));
+  if (rung != RungOf(codec)) return Damaged("not on the rung of its codec");
+  if (!IsQuality(quality)) return Damaged("no such quality");
+  const bool rated = quality != Quality::kExact && quality != Quality::kUnrated;
+  switch (codec) {
+    case CodecId::kRaw:
+    case CodecId::kLossless:
+      return quality == Quality::kExact ? absl::OkStatus() : Damaged("exact at less quality");
+    case CodecId::kResidual:
+      return rated ? absl::OkStatus() : Damaged("residual, but of no rated quality");
+    case CodecId::kRotated:
+      return quality == Quality::kUnrated ? absl::OkStatus() : Damaged("rotated, but rated");
+  }
+  return absl::OkStatus();
+}
+
+// What a body that is there says of its profile.
+absl::Status CheckProfile(const FrameView& frame) {
+  const bool named = !frame.profile().empty();
+  if (frame.codec() == CodecId::kResidual && !named) return Damaged("residual without a profile");
+  if (frame.codec() == CodecId::kRotated && named) return Damaged("rotated with a profile");
   return absl::OkStatus();
 }
 
@@ -106,11 +129,16 @@ absl::StatusOr<FrameView> FrameView::Parse(std::span<const std::byte> bytes) {
   }
   if (section_bytes != frame.body_bytes()) return Damaged("sections do not cover the body");
 
-  // The one codec there is.
-  if (frame.rung() != Rung::kExact) return Damaged("raw, but not exact");
-  if (frame.raw_bytes() != frame.body_bytes()) return Damaged("raw, but of another size");
+  if (frame.codec() == CodecId::kRaw) {
+    if (frame.raw_bytes() != frame.body_bytes()) return Damaged("raw, but of another size");
+  } else if (frame.body_bytes() <= kFrameBindingBytes) {
+    return Damaged("nothing in the body");
+  }
 
   if (bytes.size() > frame.frame_bytes()) return Damaged("bytes behind the body");
+  if (bytes.size() == frame.frame_bytes() && frame.codec() != CodecId::kRaw) {
+    if (absl::Status status = CheckProfile(frame); !status.ok()) return status;
+  }
   return frame;
 }
 
@@ -140,6 +168,14 @@ FrameSection FrameView::section(std::size_t index) const {
 std::span<const std::byte> FrameView::body() const {
   KV_CHECK(bytes_.size() == frame_bytes());
   return bytes_.subspan(header_bytes());
+}
+
+FrameBinding FrameView::binding() const {
+  KV_CHECK(codec() != CodecId::kRaw);
+  const std::byte* const at = body().data();
+  return {.first_position = LoadLittle<std::uint32_t>(at),
+          .tokens_crc32c = LoadLittle<std::uint32_t>(at + kBoundTokensOffset),
+          .profile = LoadLittle<ProfileId>(at + kBoundProfileOffset)};
 }
 
 absl::Status FrameView::VerifyBody() const {
@@ -186,11 +222,19 @@ std::vector<std::uint32_t> RawSectionBytes(const KvGeometry& geometry) {
   return sections;
 }
 
-void WriteRawFrameHeader(const ModelId& model, std::span<const FrameSection> sections,
-                         std::span<std::byte> to) {
+void WriteFrameBinding(const FrameBinding& binding, std::span<std::byte> to) {
+  KV_CHECK(to.size() == kFrameBindingBytes);
+  StoreLittle(to.data(), binding.first_position);
+  StoreLittle(to.data() + kBoundTokensOffset, binding.tokens_crc32c);
+  StoreLittle(to.data() + kBoundProfileOffset, binding.profile);
+}
+
+void WriteFrameHeader(const FrameHeaderFields& fields, std::span<std::byte> to) {
+  const std::span<const FrameSection> sections = fields.sections;
   KV_CHECK(!sections.empty());
   KV_CHECK(sections.size() <= kSectionCountMax);
   KV_CHECK(to.size() == FrameHeaderBytes(sections.size()));
+  KV_CHECK(CheckKind(fields.codec, RungOf(fields.codec), fields.quality).ok());
 
   std::uint64_t body_bytes = 0;
   for (const FrameSection& section : sections) body_bytes += section.bytes;
@@ -199,14 +243,14 @@ void WriteRawFrameHeader(const ModelId& model, std::span<const FrameSection> sec
   std::byte* const at = to.data();
   std::memcpy(at, kMagic.data(), kMagic.size());
   StoreLittle(at + kVersionOffset, kVersion);
-  StoreLittle(at + kCodecOffset, CodecId::kRaw);
-  StoreLittle(at + kRungOffset, Rung::kExact);
-  StoreLittle(at + kQualityOffset, Quality::kExact);
+  StoreLittle(at + kCodecOffset, fields.codec);
+  StoreLittle(at + kRungOffset, RungOf(fields.codec));
+  StoreLittle(at + kQualityOffset, fields.quality);
   StoreLittle(at + kSectionCountOffset, static_cast<std::uint32_t>(sections.size()));
   StoreLittle(at + kHeaderBytesOffset, static_cast<std::uint32_t>(to.size()));
-  StoreLittle(at + kRawBytesOffset, body_bytes);
+  StoreLittle(at + kRawBytesOffset, fields.raw_bytes);
   StoreLittle(at + kBodyBytesOffset, body_bytes);
-  StoreLittle(at + kModelOffset, model);
+  StoreLittle(at + kModelOffset, fields.model);
   for (std::size_t i = 0; i < sections.size(); ++i) {
     StoreLittle(at + kTableOffset + i * kSectionEntryBytes, sections[i]);
   }

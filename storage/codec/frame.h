@@ -13,14 +13,9 @@
 
 namespace kvtrie {
 
-// Stored; zero is never valid.
-enum class CodecId : std::uint16_t {
-  kRaw = 1,  // the body is the raw KV of the block
-};
-
 // A run of body bytes with its own checksum. Sections follow one another and cover the body. In a
 // raw frame no section spans two layers, so that a reader can take some layers and still check
-// every byte.
+// every byte; other codecs cut as they like.
 struct FrameSection {
   std::uint32_t bytes = 0;  // 1 to kSectionBytesMax
   std::uint32_t crc32c = 0;
@@ -28,13 +23,28 @@ struct FrameSection {
 inline constexpr std::uint32_t kSectionBytesMax = 1u << 20;
 static_assert(sizeof(FrameSection) == 8);  // an entry of the section table
 
+// What the body of every codec but raw begins with: ties the frame to the place and the tokens that
+// it was made for, since its numbers mean nothing elsewhere.
+struct FrameBinding {
+  std::uint32_t first_position = 0;  // in the session, of the block's first token
+  std::uint32_t tokens_crc32c = 0;   // of the block's token ids as u32le
+  ProfileId profile;                 // zero: none
+
+  bool operator==(const FrameBinding&) const = default;
+};
+inline constexpr std::size_t kFrameBindingBytes = 24;
+
+// REQUIRES: `to` has kFrameBindingBytes.
+void WriteFrameBinding(const FrameBinding& binding, std::span<std::byte> to);
+
 // The encoded KV of one block: header, section table, body (FORMAT.md beside this file). A frame
 // says what it is, so that a reader needs nothing but the model's geometry.
 //
 // A view into foreign or stored bytes that stay alive as long as the view. Immutable, thread-safe.
 class FrameView {
  public:
-  // Checks structure and the header's checksum; not the body's (VerifyBody does).
+  // Checks structure and the header's checksum, and the profile that a whole frame names; not the
+  // body's checksums (VerifyBody does).
   // `bytes` is a whole frame, or the head of one with at least header and section table. Does not
   // allocate when the bytes are a frame. Errors: DataLoss when the bytes are not a frame;
   // Unimplemented for a version or codec that is newer.
@@ -54,6 +64,12 @@ class FrameView {
 
   // REQUIRES: Parse saw the whole frame.
   std::span<const std::byte> body() const;
+
+  // REQUIRES: Parse saw the whole frame, and its codec is not raw.
+  FrameBinding binding() const;
+  std::uint32_t first_position() const { return binding().first_position; }
+  std::uint32_t tokens_crc32c() const { return binding().tokens_crc32c; }
+  ProfileId profile() const { return binding().profile; }
 
   // DataLoss names the first section whose bytes do not match. REQUIRES: Parse saw the whole frame.
   absl::Status VerifyBody() const;
@@ -76,9 +92,17 @@ inline constexpr std::size_t kFrameHeaderBytesMax = std::size_t{64} << 10;
 // How raw KV of this geometry is cut into sections: per layer, pieces of at most kSectionBytesMax.
 std::vector<std::uint32_t> RawSectionBytes(const KvGeometry& geometry);
 
-// Writes the header of a raw frame in front of a body that is (or will be) behind it.
-// REQUIRES: sections as RawSectionBytes says; `to` has FrameHeaderBytes(sections.size()) bytes.
-void WriteRawFrameHeader(const ModelId& model, std::span<const FrameSection> sections,
-                         std::span<std::byte> to);
+// What a writer says of a frame; the rung follows from the codec.
+struct FrameHeaderFields {
+  CodecId codec = CodecId::kRaw;
+  Quality quality = Quality::kExact;
+  ModelId model;
+  std::uint64_t raw_bytes = 0;
+  std::span<const FrameSection> sections;  // for raw as RawSectionBytes says
+};
+
+// Writes the header of a frame in front of a body that is (or will be) behind it.
+// REQUIRES: fields as Parse takes them; `to` has FrameHeaderBytes(sections.size()) bytes.
+void WriteFrameHeader(const FrameHeaderFields& fields, std::span<std::byte> to);
 
 }  // namespace kvtrie

@@ -32,6 +32,33 @@ absl::Status NoSuchNode() { return absl::NotFoundError("selection: nothing of it
 
 }  // namespace
 
+NodeFrames FramesOf(const NodeRow& row) {
+  const RungRow* frame = nullptr;
+  const RungRow* other = nullptr;
+  for (const RungRow& rung : row.rungs) {
+    if (frame == nullptr || rung.record_bytes < frame->record_bytes ||
+        (rung.record_bytes == frame->record_bytes && IsAtLeast(rung.quality, frame->quality))) {
+      other = std::exchange(frame, &rung);
+    } else {
+      other = &rung;
+    }
+  }
+  NodeFrames frames;
+  // What version 1 of a row calls exact on a lossy prefix has no level that we know.
+  const auto quality_of = [&row](const RungRow& rung) {
+    return row.provenance == Provenance::kOnLossy && rung.quality == Quality::kExact
+               ? Quality::kUnrated
+               : rung.quality;
+  };
+  if (frame != nullptr) {
+    frames.frame = {frame->segment, frame->offset_pages, frame->record_bytes};
+    frames.quality = quality_of(*frame);
+    frames.codec = frame->codec;
+  }
+  if (other != nullptr) frames.other_quality = quality_of(*other);
+  return frames;
+}
+
 Engine::Core::Core(const EngineOptions& options, Clock& clock)
     : options_(options),
       clock_(clock),
@@ -222,12 +249,11 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
         const IndexNode& node = index_.node(ref);
         index_.Touch(ref, now);
         result.fetch_bytes += node.frame.record_bytes;
-        result.quality = std::min(result.quality, static_cast<Quality>(node.quality));
+        result.quality = LowerOf(result.quality, node.quality());
         if (query.want_blocks) {
-          const Rung rung =
-              static_cast<Quality>(node.quality) == Quality::kExact ? Rung::kExact : Rung::kCoded;
           result.blocks[i].push_back(
-              {node.id, static_cast<std::uint8_t>(RungBit(Rung::kTokens) | RungBit(rung)),
+              {node.id,
+               static_cast<std::uint8_t>(RungBit(Rung::kTokens) | RungBit(RungOf(node.codec()))),
                node.frame.record_bytes});
         }
       }
@@ -274,16 +300,13 @@ absl::StatusOr<std::vector<std::optional<StoredFrame>>> Engine::Core::FindFrames
   const std::uint32_t now = NowSeconds();
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const NodeRef ref = index_.FindById(nodes[i]);
-    if (ref == 0 || index_.node(ref).model != slot || !index_.node(ref).has_frame() ||
-        index_.node(ref).expired(now) ||
-        static_cast<Quality>(index_.node(ref).quality) < min_quality) {
+    if (ref == 0 || index_.node(ref).model != slot || index_.node(ref).expired(now) ||
+        !index_.node(ref).serves(min_quality)) {
       ++missed;
       continue;
     }
     const IndexNode& node = index_.node(ref);
-    const auto quality = static_cast<Quality>(node.quality);
-    frames[i] = StoredFrame{node.id, quality == Quality::kExact ? Rung::kExact : Rung::kCoded,
-                            quality, LocationOf(node.frame)};
+    frames[i] = StoredFrame{node.id, RungOf(node.codec()), node.quality(), LocationOf(node.frame)};
   }
   counters_.missed_reads.fetch_add(missed, std::memory_order_relaxed);
   return frames;
@@ -392,7 +415,8 @@ absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> Engine::Core::Select
       KV_ASSIGN_OR_RETURN(slot, FindRegistered(tenant, selection.path->model));
       block_tokens = index_.model(slot).block_tokens;
     }
-    return Walk(slot, tenant, *selection.path, block_tokens, Quality::kHigh, /*may_block=*/true)
+    return Walk(slot, tenant, *selection.path, block_tokens, Quality::kUnrated,
+                /*may_block=*/true)
         ->nodes;
   }
   std::optional<TrieNodeId> deepest = selection.node;
@@ -589,12 +613,10 @@ NodeInfo Engine::Core::Describe(NodeRef ref) const {
   info.model = index_.model(node.model).model;
   info.depth = node.depth;
   if (node.has_frame()) {
-    const auto quality = static_cast<Quality>(node.quality);
-    const StoredFrame frame{node.id, quality == Quality::kExact ? Rung::kExact : Rung::kCoded,
-                            quality, LocationOf(node.frame)};
+    const StoredFrame frame{node.id, RungOf(node.codec()), node.quality(), LocationOf(node.frame)};
     info.frames.push_back(frame);
     info.in_memory.push_back(tier_.Contains(frame.at));
-    info.quality = quality;
+    info.quality = frame.quality;
   }
   info.use_count = node.use_count;
   info.last_used_unix_seconds = node.last_used_seconds;

@@ -35,6 +35,13 @@ inline PayloadLocation LocationOf(const FrameRef& frame) {
   return {frame.segment, frame.offset_pages, frame.record_bytes};
 }
 
+inline PayloadLocation LocationOf(const RungRow& rung) {
+  return {rung.segment, rung.offset_pages, rung.record_bytes};
+}
+
+// What the index keeps of a row's frames: the smaller one, and of two as small the better.
+NodeFrames FramesOf(const NodeRow& row);
+
 // Counters of EngineStats that are counted as they happen.
 struct EngineCounters {
   using Counter = std::atomic<std::uint64_t>;

@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint32_t kCloseSession = 0xffffffffu;
 
 RungRow RungRowOf(const PayloadLocation& at) {
-  return {Rung::kExact, Quality::kExact, at.segment, at.offset_pages, at.record_bytes};
+  return {.segment = at.segment, .offset_pages = at.offset_pages, .record_bytes = at.record_bytes};
 }
 
 }  // namespace
@@ -539,8 +539,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
     absl::MutexLock lock(&index_mutex_);
     const std::uint32_t now = NowSeconds();
     for (const PendingNode& node : published) {
-      const RungRow& rung = node.row.rungs.front();
-      const FrameRef frame{rung.segment, rung.offset_pages, rung.record_bytes};
+      const NodeFrames frames = FramesOf(node.row);
       NodeRef ref = node.existing;
       if (ref != 0) {
         if (index_.node(ref).has_frame()) {
@@ -550,7 +549,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
           pending_frees_.push_back(LocationOf(old));
           pending_free_bytes_ += pending_frees_.back().disk_bytes();
         }
-        index_.SetFrame(ref, frame, rung.quality);
+        index_.SetFrames(ref, frames);
         index_.SetRetention(ref, static_cast<std::uint32_t>(node.row.expires_unix_seconds),
                             node.row.priority);
       } else {
@@ -563,8 +562,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
              .salt = node.row.salt,
              .extra_key = node.row.extra_key,
              .tokens = node.row.tokens,
-             .frame = frame,
-             .quality = rung.quality,
+             .frames = frames,
              .block_surprisal_bits = node.row.surprisal_bits,
              .last_used_seconds = now,
              .expires_seconds = static_cast<std::uint32_t>(node.row.expires_unix_seconds),

@@ -292,13 +292,6 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
           bad_keys.emplace_back(key);
           return true;
         }
-        FrameRef frame;
-        Quality quality = Quality::kExact;
-        if (!row->rungs.empty()) {
-          const RungRow& rung = row->rungs.front();
-          frame = {rung.segment, rung.offset_pages, rung.record_bytes};
-          quality = rung.quality;
-        }
         absl::MutexLock lock(&index_mutex_);
         // A model whose row is lost keeps its nodes until it is registered again.
         const auto slot = index_.AddModel(row_key->tenant, row->model, 0);
@@ -311,8 +304,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
              .salt = row->salt,
              .extra_key = row->extra_key,
              .tokens = row->tokens,
-             .frame = frame,
-             .quality = quality,
+             .frames = FramesOf(*row),
              .block_surprisal_bits = row->surprisal_bits,
              .last_used_seconds = static_cast<std::uint32_t>(row->created_unix_seconds),
              .expires_seconds = static_cast<std::uint32_t>(row->expires_unix_seconds),
@@ -348,7 +340,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       if (!index_.alive(ref)) continue;
       const IndexNode& node = index_.node(ref);
       if (node.has_frame() && !payload_->MarkLive(LocationOf(node.frame)).ok()) {
-        index_.SetFrame(ref, FrameRef{}, Quality::kExact);
+        index_.SetFrames(ref, {});
         lost_frames.push_back(ref);
       }
       if (!node.has_frame()) frameless.push_back(ref);
@@ -427,8 +419,8 @@ absl::Status Engine::Core::RebuildFromSegments(const OpenProgress& progress) {
     auto descriptor = NodeDescriptor::Decode(bytes);
     if (!descriptor.ok() || !written.ok()) return;
     NodeRow row = std::move(descriptor->row);
-    row.rungs = {
-        {descriptor->rung, descriptor->quality, at.segment, at.offset_pages, at.record_bytes}};
+    row.rungs = {{descriptor->rung, descriptor->quality, descriptor->codec, descriptor->profile,
+                  at.segment, at.offset_pages, at.record_bytes}};
     batches.Of(descriptor->tenant)
         .Put(MetaTable::kNodes, NodeRowKey{descriptor->tenant, descriptor->node}.Encode(),
              row.Encode());

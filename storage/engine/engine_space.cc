@@ -463,7 +463,7 @@ void Engine::Core::DropCorruptFrame(const StoredFrame& frame) {
   }
   {
     absl::MutexLock lock(&index_mutex_);
-    index_.SetFrame(ref, FrameRef{}, Quality::kExact);
+    index_.SetFrames(ref, {});
   }
   tier_.Erase(frame.at);
   absl::MutexLock lock(&sync_mutex_);

@@ -110,7 +110,7 @@ absl::Status RecordBlockWriter::Seal() {
   KV_CHECK(complete());
   if (encoding_ == PutSession::Encoding::kRaw) {
     const auto header = record_.payload().first(header_bytes_);
-    WriteRawFrameHeader(model_, sections_, header);
+    WriteFrameHeader({.model = model_, .raw_bytes = total_bytes_, .sections = sections_}, header);
     JoinChecksums(Crc32c(header), sections_);
     return absl::OkStatus();
   }

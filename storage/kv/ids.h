@@ -24,4 +24,10 @@ using TrieNodeId = Id128<struct TrieNodeIdTag>;
 using LeaseId = Id128<struct LeaseIdTag>;
 using PinId = Id128<struct PinIdTag>;
 
+// First 128 bits of SHA-256 of a codec profile, all of it.
+using ProfileId = Id128<struct ProfileIdTag>;
+
+// Digest of what a codec sees of a model (ModelSpec::CodecKey).
+using CodecKey = Id128<struct CodecKeyTag>;
+
 }  // namespace kvtrie

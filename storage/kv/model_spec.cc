@@ -165,6 +165,16 @@ bool ReadGroups(ByteReader field, std::vector<KvGroup>& groups) {
   return field.Done();
 }
 
+// The first 128 bits of the digest.
+template <typename Id>
+Id Sha256Id(const std::string& bytes) {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  KV_CHECK(EVP_Digest(bytes.data(), bytes.size(), digest, nullptr, EVP_sha256(), nullptr) == 1);
+  Id id;
+  std::memcpy(id.bytes.data(), digest, Id::kBytes);
+  return id;
+}
+
 }  // namespace
 
 std::size_t DTypeBytes(DType dtype) {
@@ -260,13 +270,14 @@ absl::StatusOr<ModelSpec> ModelSpec::Decode(std::string_view bytes) {
   return spec;
 }
 
-ModelId ModelSpec::Digest() const {
-  const std::string bytes = Encode();
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  KV_CHECK(EVP_Digest(bytes.data(), bytes.size(), digest, nullptr, EVP_sha256(), nullptr) == 1);
-  ModelId model;
-  std::memcpy(model.bytes.data(), digest, ModelId::kBytes);
-  return model;
+ModelId ModelSpec::Digest() const { return Sha256Id<ModelId>(Encode()); }
+
+CodecKey ModelSpec::CodecKey() const {
+  ModelSpec seen = *this;
+  seen.block_tokens = 1;
+  seen.dtype = DType::kFloat32;
+  seen.layout_tag.clear();
+  return Sha256Id<kvtrie::CodecKey>("kvtrie codec key 1" + seen.Encode());
 }
 
 KvGeometry::KvGeometry(const ModelSpec& spec)

@@ -85,6 +85,12 @@ struct ModelSpec {
 
   // First 128 bits of SHA-256 of Encode().
   ModelId Digest() const;
+
+  // Digest of what decides the KV values that a codec sees: all fields but block_tokens, dtype and
+  // layout_tag, so that one profile serves every way to cut and to store the same KV. First 128
+  // bits of SHA-256 of "kvtrie codec key 1" and Encode() of the spec with block_tokens 1, dtype
+  // FLOAT32 and no layout_tag.
+  kvtrie::CodecKey CodecKey() const;
 };
 
 inline constexpr std::uint32_t kLayersMax = 1024;

@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/crc32c.h"
+#include "storage/base/status_macros.h"
 
 namespace kvtrie {
 namespace {
@@ -26,6 +27,15 @@ std::string Seal(ByteWriter writer) {
 }
 
 absl::StatusOr<ByteReader> Unseal(const char* what, std::uint8_t version, std::string_view bytes) {
+  KV_ASSIGN_OR_RETURN(const UnsealedBytes unsealed, UnsealUpTo(what, version, bytes));
+  if (unsealed.version != version) {
+    return absl::DataLossError(absl::StrCat(what, ": no such version: ", unsealed.version));
+  }
+  return unsealed.reader;
+}
+
+absl::StatusOr<UnsealedBytes> UnsealUpTo(const char* what, std::uint8_t newest,
+                                         std::string_view bytes) {
   if (bytes.size() < kVersionBytes + kChecksumBytes) {
     return absl::DataLossError(absl::StrCat(what, ": ", bytes.size(), " bytes are too few"));
   }
@@ -34,15 +44,13 @@ absl::StatusOr<ByteReader> Unseal(const char* what, std::uint8_t version, std::s
     return absl::DataLossError(absl::StrCat(what, ": wrong checksum"));
   }
   ByteReader reader(sealed);
-  const auto stored_version = reader.Read<std::uint8_t>();
-  if (stored_version > version) {
+  const auto version = reader.Read<std::uint8_t>();
+  if (version > newest) {
     return absl::UnimplementedError(
-        absl::StrCat(what, ": version ", stored_version, " was written by a newer release"));
+        absl::StrCat(what, ": version ", version, " was written by a newer release"));
   }
-  if (stored_version != version) {
-    return absl::DataLossError(absl::StrCat(what, ": no such version: ", stored_version));
-  }
-  return reader;
+  if (version == 0) return absl::DataLossError(absl::StrCat(what, ": no such version: 0"));
+  return UnsealedBytes{version, reader};
 }
 
 }  // namespace kvtrie

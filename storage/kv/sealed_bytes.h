@@ -22,4 +22,12 @@ std::string Seal(ByteWriter writer);
 // intact and of a newer version. `what` names them in messages.
 absl::StatusOr<ByteReader> Unseal(const char* what, std::uint8_t version, std::string_view bytes);
 
+// The same where versions from 1 to `newest` can be read.
+struct UnsealedBytes {
+  std::uint8_t version = 0;
+  ByteReader reader;
+};
+absl::StatusOr<UnsealedBytes> UnsealUpTo(const char* what, std::uint8_t newest,
+                                         std::string_view bytes);
+
 }  // namespace kvtrie

@@ -1,18 +1,22 @@
-// Stored forms, little-endian, all of them sealed (sealed_bytes.h) and of version 1. Between
-// version byte and checksum:
+// Stored forms, little-endian, all of them sealed (sealed_bytes.h). Between version byte and
+// checksum:
 //
-//   NodeRow         u8 provenance | u8 priority | u8 rung_count | u32 depth | 16 model | 16 parent
-//   |
-//                   u64 path_hash | f32 surprisal_bits | i64 created | i64 expires |
+//   NodeRow         u8 provenance | u8 priority | u8 rung_count | u32 depth | 16 model |
+//                   16 parent | u64 path_hash | f32 surprisal_bits | i64 created | i64 expires |
 //                   u16 salt_bytes | u16 extra_key_bytes | u16 token_count |
 //                   salt | extra_key | tokens, u32 each |
-//                   per rung: u8 rung | u8 quality | u32 segment | u32 offset_pages | u32
-//                   record_bytes
-//   NodeDescriptor  u32 tenant | 16 node | u8 rung | u8 quality | NodeRow, sealed, to the end
+//                   per rung: u8 rung | u8 quality | u32 segment | u32 offset_pages |
+//                   u32 record_bytes | version 2: u16 codec | 16 profile
+//   NodeDescriptor  u32 tenant | 16 node | u8 rung | u8 quality | version 2: u16 codec | 16 profile
+//                   | NodeRow, sealed, to the end
 //   PinRow          16 node | i64 end
 //   StoreConfig     u32 version | u64 path_hash_seed | 32 namespace_secret
+//
+// PinRow and StoreConfig are of version 1. The other two are so too while every rung has the codec
+// that version 1 means (exact: raw, coded: residual) and no profile, and of version 2 otherwise.
 #include "storage/meta/node_row.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <span>
@@ -30,21 +34,41 @@ namespace kvtrie {
 namespace {
 
 constexpr std::uint8_t kRowVersion = 1;
+// With a codec and a profile for each rung.
+constexpr std::uint8_t kCodecRowVersion = 2;
 
 absl::Status Invalid(const char* what) { return absl::InvalidArgumentError(what); }
 
-// What a rung that has a record may be.
-absl::Status CheckRung(Rung rung, Quality quality) {
+// What a rung of version 1 was made by.
+constexpr CodecId ImpliedCodec(Rung rung) {
+  return rung == Rung::kExact ? CodecId::kRaw : CodecId::kResidual;
+}
+
+bool IsImplied(Rung rung, CodecId codec, const ProfileId& profile) {
+  return codec == ImpliedCodec(rung) && profile.empty();
+}
+
+// What a rung that has a record may be. What was computed on a lossy prefix may be served at less
+// than its frame's own quality.
+absl::Status CheckRung(Rung rung, Quality quality, CodecId codec, const ProfileId& profile,
+                       Provenance provenance) {
   if (rung != Rung::kCoded && rung != Rung::kExact) return Invalid("rung");
-  if (quality < Quality::kHigh || quality > Quality::kExact) return Invalid("quality");
-  if (rung == Rung::kExact && quality != Quality::kExact) return Invalid("quality of exact rung");
+  if (!IsQuality(quality)) return Invalid("quality");
+  if (!IsCodec(codec) || RungOf(codec) != rung) return Invalid("codec");
+  if (provenance == Provenance::kExact && (rung == Rung::kExact) != (quality == Quality::kExact)) {
+    return Invalid(rung == Rung::kExact ? "quality of exact rung" : "quality of coded rung");
+  }
+  if ((codec == CodecId::kRaw || codec == CodecId::kRotated) && !profile.empty()) {
+    return Invalid("profile");
+  }
   return absl::OkStatus();
 }
 
-absl::Status CheckRungs(const std::vector<RungRow>& rungs) {
+absl::Status CheckRungs(const NodeRow& row) {
   const RungRow* before = nullptr;
-  for (const RungRow& rung : rungs) {
-    KV_RETURN_IF_ERROR(CheckRung(rung.rung, rung.quality));
+  for (const RungRow& rung : row.rungs) {
+    KV_RETURN_IF_ERROR(
+        CheckRung(rung.rung, rung.quality, rung.codec, rung.profile, row.provenance));
     if (before != nullptr && before->rung >= rung.rung) return Invalid("order of rungs");
     if (rung.segment == 0) return Invalid("segment of rung");
     if (rung.record_bytes == 0) return Invalid("record_bytes of rung");
@@ -56,7 +80,8 @@ absl::Status CheckRungs(const std::vector<RungRow>& rungs) {
 absl::Status CheckDescriptor(const NodeDescriptor& descriptor) {
   if (descriptor.tenant == TenantId{}) return Invalid("tenant");
   if (descriptor.node.empty()) return Invalid("node");
-  KV_RETURN_IF_ERROR(CheckRung(descriptor.rung, descriptor.quality));
+  KV_RETURN_IF_ERROR(CheckRung(descriptor.rung, descriptor.quality, descriptor.codec,
+                               descriptor.profile, descriptor.row.provenance));
   if (!descriptor.row.rungs.empty()) return Invalid("rungs in a descriptor");
   return descriptor.row.Validate();
 }
@@ -78,7 +103,7 @@ absl::Status CheckRead(const char* what, const ByteReader& reader, const absl::S
 
 absl::Status NodeRow::Validate() const {
   if (model.empty()) return Invalid("model");
-  if (depth == 0) return Invalid("depth");
+  if (depth == 0 || depth > kPathTokensMax) return Invalid("depth");
   if (parent.empty() != (depth == 1)) return Invalid("parent");
   if (provenance != Provenance::kExact && provenance != Provenance::kOnLossy) {
     return Invalid("provenance");
@@ -93,12 +118,32 @@ absl::Status NodeRow::Validate() const {
   if (salt.size() > kSaltBytesMax || (depth != 1 && !salt.empty())) return Invalid("salt");
   if (extra_key.size() > kExtraKeyBytesMax) return Invalid("extra_key");
   if (tokens.empty() || tokens.size() > kBlockTokensMax) return Invalid("tokens");
-  return CheckRungs(rungs);
+  return CheckRungs(*this);
+}
+
+const RungRow* NodeRow::FindRung(Rung rung) const {
+  for (const RungRow& row : rungs) {
+    if (row.rung == rung) return &row;
+  }
+  return nullptr;
+}
+
+void NodeRow::SetRung(const RungRow& rung) {
+  auto at = rungs.begin();
+  while (at != rungs.end() && at->rung < rung.rung) ++at;
+  if (at != rungs.end() && at->rung == rung.rung) {
+    *at = rung;
+  } else {
+    rungs.insert(at, rung);
+  }
 }
 
 std::string NodeRow::Encode() const {
   KV_CHECK(Validate().ok());
-  ByteWriter writer = StartSealed(kRowVersion);
+  const bool implied = std::all_of(rungs.begin(), rungs.end(), [](const RungRow& rung) {
+    return IsImplied(rung.rung, rung.codec, rung.profile);
+  });
+  ByteWriter writer = StartSealed(implied ? kRowVersion : kCodecRowVersion);
   writer.Write(provenance);
   writer.Write(priority);
   writer.Write(static_cast<std::uint8_t>(rungs.size()));
@@ -121,12 +166,17 @@ std::string NodeRow::Encode() const {
     writer.Write(rung.segment);
     writer.Write(rung.offset_pages);
     writer.Write(rung.record_bytes);
+    if (implied) continue;
+    writer.Write(rung.codec);
+    writer.Write(rung.profile);
   }
   return Seal(std::move(writer));
 }
 
 absl::StatusOr<NodeRow> NodeRow::Decode(std::string_view bytes) {
-  KV_ASSIGN_OR_RETURN(ByteReader reader, Unseal("node row", kRowVersion, bytes));
+  KV_ASSIGN_OR_RETURN(UnsealedBytes unsealed, UnsealUpTo("node row", kCodecRowVersion, bytes));
+  ByteReader& reader = unsealed.reader;
+  const bool implied = unsealed.version == kRowVersion;
   NodeRow row;
   row.provenance = reader.Read<Provenance>();
   row.priority = reader.Read<std::uint8_t>();
@@ -152,31 +202,52 @@ absl::StatusOr<NodeRow> NodeRow::Decode(std::string_view bytes) {
     rung.segment = reader.Read<std::uint32_t>();
     rung.offset_pages = reader.Read<std::uint32_t>();
     rung.record_bytes = reader.Read<std::uint32_t>();
+    rung.codec = implied ? ImpliedCodec(rung.rung) : reader.Read<CodecId>();
+    if (!implied) rung.profile = reader.Read<ProfileId>();
   }
   KV_RETURN_IF_ERROR(CheckRead("node row", reader, row.Validate()));
+  // One row has one form.
+  if (!implied && std::all_of(row.rungs.begin(), row.rungs.end(), [](const RungRow& rung) {
+        return IsImplied(rung.rung, rung.codec, rung.profile);
+      })) {
+    return absl::DataLossError("node row: version 2 without need");
+  }
   return row;
 }
 
 std::string NodeDescriptor::Encode() const {
   KV_CHECK(CheckDescriptor(*this).ok());
-  ByteWriter writer = StartSealed(kRowVersion);
+  const bool implied = IsImplied(rung, codec, profile);
+  ByteWriter writer = StartSealed(implied ? kRowVersion : kCodecRowVersion);
   writer.Write(tenant);
   writer.Write(node);
   writer.Write(rung);
   writer.Write(quality);
+  if (!implied) {
+    writer.Write(codec);
+    writer.Write(profile);
+  }
   writer.WriteText(row.Encode());
   return Seal(std::move(writer));
 }
 
 absl::StatusOr<NodeDescriptor> NodeDescriptor::Decode(std::string_view bytes) {
-  KV_ASSIGN_OR_RETURN(ByteReader reader, Unseal("node descriptor", kRowVersion, bytes));
+  KV_ASSIGN_OR_RETURN(UnsealedBytes unsealed,
+                      UnsealUpTo("node descriptor", kCodecRowVersion, bytes));
+  ByteReader& reader = unsealed.reader;
+  const bool implied = unsealed.version == kRowVersion;
   NodeDescriptor descriptor;
   descriptor.tenant = reader.Read<TenantId>();
   descriptor.node = reader.Read<TrieNodeId>();
   descriptor.rung = reader.Read<Rung>();
   descriptor.quality = reader.Read<Quality>();
+  descriptor.codec = implied ? ImpliedCodec(descriptor.rung) : reader.Read<CodecId>();
+  if (!implied) descriptor.profile = reader.Read<ProfileId>();
   KV_ASSIGN_OR_RETURN(descriptor.row, NodeRow::Decode(reader.ReadText(reader.remaining_bytes())));
   KV_RETURN_IF_ERROR(CheckRead("node descriptor", reader, CheckDescriptor(descriptor)));
+  if (!implied && IsImplied(descriptor.rung, descriptor.codec, descriptor.profile)) {
+    return absl::DataLossError("node descriptor: version 2 without need");
+  }
   return descriptor;
 }
 

@@ -21,7 +21,11 @@ inline constexpr std::uint8_t kPriorityMax = 15;
 // Where one rung of a node lies; mirrors PayloadLocation, which this folder may not include.
 struct RungRow {
   Rung rung = Rung::kExact;
+  // At which it may be served: that of the frame, or less where the KV was computed on top of a
+  // lossy prefix.
   Quality quality = Quality::kExact;
+  CodecId codec = CodecId::kRaw;
+  ProfileId profile{};        // that the frame names; zero: none
   std::uint32_t segment = 0;  // never 0 in a row
   std::uint32_t offset_pages = 0;
   std::uint32_t record_bytes = 0;
@@ -33,7 +37,7 @@ struct RungRow {
 struct NodeRow {
   ModelId model;
   TrieNodeId parent;        // zero: first block
-  std::uint32_t depth = 0;  // 1 = first block
+  std::uint32_t depth = 0;  // 1 = first block, at most kPathTokensMax
   Provenance provenance = Provenance::kExact;
   std::uint64_t path_hash = 0;  // keyed hash that the index in memory walks by
   float surprisal_bits = 0;     // of this block given the path above; 0 = not known
@@ -44,6 +48,10 @@ struct NodeRow {
   std::string extra_key;
   std::vector<TokenId> tokens;
   std::vector<RungRow> rungs;  // ascending, at most one of a kind; none: tokens only
+
+  const RungRow* FindRung(Rung rung) const;
+  // Replaces the rung of its kind, or adds it in its place.
+  void SetRung(const RungRow& rung);
 
   bool operator==(const NodeRow&) const = default;
 
@@ -56,12 +64,14 @@ struct NodeRow {
 };
 
 // Rebuilds a row when the metadata is lost: the descriptor of a payload record. The row in it has
-// no rungs; the record's location and these two fields are its rung.
+// no rungs; the record's location and these fields are its rung.
 struct NodeDescriptor {
   TenantId tenant;
   TrieNodeId node;
   Rung rung = Rung::kExact;
   Quality quality = Quality::kExact;
+  CodecId codec = CodecId::kRaw;
+  ProfileId profile;
   NodeRow row;
 
   bool operator==(const NodeDescriptor&) const = default;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/byte_order.h"
 #include "storage/base/check.h"
+#include "storage/kv/path.h"
 
 namespace kvtrie {
 namespace {
@@ -15,6 +16,18 @@ namespace {
 constexpr std::uint32_t kSlotsAhead = 24;
 constexpr std::uint32_t kNodesAhead = 16;
 constexpr std::uint32_t kTokensAhead = 8;
+
+static_assert(kPathTokensMax < (1u << 23), "IndexNode::depth holds every depth");
+
+void Keep(const NodeFrames& from, IndexNode* to) {
+  to->frame = from.frame;
+  to->quality_bits = static_cast<std::uint32_t>(from.quality) & 7u;
+  to->codec_bits = static_cast<std::uint8_t>(static_cast<unsigned>(from.codec) & 7u);
+  to->other_quality_bits =
+      from.other_quality
+          ? static_cast<std::uint8_t>(static_cast<unsigned>(*from.other_quality) & 7u)
+          : std::uint8_t{0};
+}
 
 Provenance ProvenanceOf(const IndexNode& node) {
   return node.on_lossy != 0 ? Provenance::kOnLossy : Provenance::kExact;
@@ -106,9 +119,7 @@ WalkResult TrieIndex::Walk(ModelSlot slot, const PathHasher& hasher, const Hashe
     const NodeRef ref = FindChild(slot, parent, path, block, hash, provenance, verified);
     if (ref == 0) return 0;
     const IndexNode& found = node(ref);
-    const bool serves = found.has_frame() && !found.expired(now_seconds) &&
-                        found.quality >= static_cast<std::uint32_t>(min_quality);
-    return serves ? ref : 0;
+    return found.any_serves(min_quality) && !found.expired(now_seconds) ? ref : 0;
   };
 
   for (std::uint32_t block = 0; block < std::min(kSlotsAhead, block_count); ++block) {
@@ -177,14 +188,13 @@ NodeRef TrieIndex::InsertUnlinked(const NewNode& from) {
   to.alive = 1;
   to.model = from.model;
   to.edge_hash = EdgeHash(from.path_hash);
-  to.frame = from.frame;
-  to.quality = static_cast<std::uint32_t>(from.quality) & 3u;
+  Keep(from.frames, &to);
   to.on_lossy = from.provenance == Provenance::kOnLossy ? 1 : 0;
   to.last_used_seconds = from.last_used_seconds;
   to.expires_seconds = from.expires_seconds;
   to.priority = from.priority & 15u;
   to.surprisal_bits = from.block_surprisal_bits;
-  to.depth = from.depth & 0xffffffu;
+  to.depth = from.depth & 0x7fffffu;
   if (!from.salt.empty() || !from.extra_key.empty()) {
     to.has_extra = 1;
     extras_.emplace(ref, Extra{std::string(from.salt), std::string(from.extra_key)});
@@ -197,6 +207,7 @@ NodeRef TrieIndex::InsertUnlinked(const NewNode& from) {
   ModelRoot& root = models_[from.model];
   ++root.node_count;
   root.frame_count += to.has_frame() ? 1 : 0;
+  root.other_frame_count += to.has_other() ? 1 : 0;
   root.lossy_node_count += to.on_lossy;
   root.record_bytes += to.frame.record_bytes;
   ++node_count_;
@@ -274,6 +285,7 @@ void TrieIndex::Erase(NodeRef ref) {
   }
   --root.node_count;
   root.frame_count -= gone.has_frame() ? 1 : 0;
+  root.other_frame_count -= gone.has_other() ? 1 : 0;
   root.lossy_node_count -= gone.on_lossy;
   root.record_bytes -= gone.frame.record_bytes;
   --node_count_;
@@ -282,15 +294,16 @@ void TrieIndex::Erase(NodeRef ref) {
   free_ref_ = ref;
 }
 
-void TrieIndex::SetFrame(NodeRef ref, const FrameRef& frame, Quality quality) {
+void TrieIndex::SetFrames(NodeRef ref, const NodeFrames& frames) {
   IndexNode& changed = mutable_node(ref);
   ModelRoot& root = models_[changed.model];
   root.record_bytes -= changed.frame.record_bytes;
-  root.record_bytes += frame.record_bytes;
   root.frame_count -= changed.has_frame() ? 1 : 0;
-  changed.frame = frame;
+  root.other_frame_count -= changed.has_other() ? 1 : 0;
+  Keep(frames, &changed);
+  root.record_bytes += changed.frame.record_bytes;
   root.frame_count += changed.has_frame() ? 1 : 0;
-  changed.quality = static_cast<std::uint32_t>(quality) & 3u;
+  root.other_frame_count += changed.has_other() ? 1 : 0;
 }
 
 void TrieIndex::SetRetention(NodeRef ref, std::uint32_t expires_seconds, std::uint32_t priority) {
@@ -356,6 +369,7 @@ absl::Status TrieIndex::CheckInvariants() const {
     ModelRoot& sum = sums[at.model];
     ++sum.node_count;
     sum.frame_count += at.has_frame() ? 1 : 0;
+    sum.other_frame_count += at.has_other() ? 1 : 0;
     sum.lossy_node_count += at.on_lossy;
     sum.record_bytes += at.frame.record_bytes;
     if ((at.parent & IndexNode::kRootBit) != 0) {
@@ -389,6 +403,12 @@ absl::Status TrieIndex::CheckInvariants() const {
       return fault(ref, "is not found by its edge");
     }
     if (FindById(at.id) != ref) return fault(ref, "is not found by its id");
+    if (at.has_frame() && (!IsQuality(at.quality()) || !IsCodec(at.codec()))) {
+      return fault(ref, "has a frame of no quality or codec");
+    }
+    if (at.has_other() && (!at.has_frame() || !IsQuality(at.other_quality()))) {
+      return fault(ref, "has another frame without a first, or of no quality");
+    }
     if ((at.has_extra != 0) != extras_.contains(ref)) return fault(ref, "has lost its extra key");
   }
   if (alive_count != node_count_) return absl::InternalError("trie: node count is off");
@@ -398,6 +418,7 @@ absl::Status TrieIndex::CheckInvariants() const {
   for (std::size_t slot = 0; slot < models_.size(); ++slot) {
     if (sums[slot].node_count != models_[slot].node_count ||
         sums[slot].frame_count != models_[slot].frame_count ||
+        sums[slot].other_frame_count != models_[slot].other_frame_count ||
         sums[slot].lossy_node_count != models_[slot].lossy_node_count ||
         sums[slot].record_bytes != models_[slot].record_bytes) {
       return absl::InternalError("trie: the sums of a model are off");

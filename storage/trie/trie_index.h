@@ -34,6 +34,15 @@ struct FrameRef {
   bool operator==(const FrameRef&) const = default;
 };
 
+// The frames of a node as the index keeps them: the smaller one, and what the other one is good
+// for. Where that lies is said by the node's row.
+struct NodeFrames {
+  FrameRef frame;
+  Quality quality = Quality::kExact;
+  CodecId codec = CodecId::kRaw;
+  std::optional<Quality> other_quality{};  // nullopt: there is no other
+};
+
 // What the index keeps of a trie node in memory. Links are the index's own; the rest may be read by
 // whoever holds the index's lock.
 struct IndexNode {
@@ -49,16 +58,33 @@ struct IndexNode {
   std::uint32_t use_count = 0;          // atomic_ref
   std::uint32_t expires_seconds = 0;    // 0 = never
   float surprisal_bits = 0;             // of the whole path
-  std::uint32_t depth : 24 = 0;         // 1 = first block
+  std::uint32_t depth : 23 = 0;         // 1 = first block
   std::uint32_t priority : 4 = 0;
-  std::uint32_t quality : 2 = 0;  // of the frame
+  std::uint32_t quality_bits : 3 = 0;  // of the frame
   std::uint32_t on_lossy : 1 = 0;
   std::uint32_t has_extra : 1 = 0;
   ModelSlot model = 0;
   std::uint8_t alive = 0;
+  std::uint8_t codec_bits : 3 = 0;          // of the frame
+  std::uint8_t other_quality_bits : 3 = 0;  // 0: there is no other frame
 
   static constexpr NodeRef kRootBit = 0x80000000u;
   bool has_frame() const { return frame.segment != 0; }
+  Quality quality() const { return static_cast<Quality>(quality_bits); }
+  CodecId codec() const { return static_cast<CodecId>(codec_bits); }
+  bool has_other() const { return other_quality_bits != 0; }
+  Quality other_quality() const { return static_cast<Quality>(other_quality_bits); }
+  // The frame in the index is good enough; it is the one to serve then, being the smaller.
+  bool serves(Quality min_quality) const {
+    return has_frame() && IsAtLeast(quality(), min_quality);
+  }
+  // Only the other one is.
+  bool only_other_serves(Quality min_quality) const {
+    return !serves(min_quality) && has_other() && IsAtLeast(other_quality(), min_quality);
+  }
+  bool any_serves(Quality min_quality) const {
+    return serves(min_quality) || only_other_serves(min_quality);
+  }
   bool expired(std::uint32_t now_seconds) const {
     return expires_seconds != 0 && expires_seconds <= now_seconds;
   }
@@ -77,8 +103,7 @@ struct NewNode {
   std::string_view salt{};  // first blocks only
   std::string_view extra_key{};
   std::span<const TokenId> tokens{};
-  FrameRef frame{};
-  Quality quality = Quality::kExact;
+  NodeFrames frames{};
   float block_surprisal_bits = 0;
   std::uint32_t last_used_seconds = 0;
   std::uint32_t expires_seconds = 0;
@@ -92,9 +117,10 @@ struct ModelRoot {
   std::uint32_t block_tokens = 0;  // 0 until the model is registered
   NodeRef first_child = 0;
   std::uint64_t node_count = 0;
-  std::uint64_t frame_count = 0;
+  std::uint64_t frame_count = 0;        // nodes that have one
+  std::uint64_t other_frame_count = 0;  // nodes that have two
   std::uint64_t lossy_node_count = 0;
-  std::uint64_t record_bytes = 0;  // of frames
+  std::uint64_t record_bytes = 0;  // of the frames that the index keeps
 };
 
 struct WalkResult {
@@ -123,7 +149,7 @@ class TrieIndex {
   const ModelRoot& model(ModelSlot slot) const { return models_[slot]; }
   std::size_t model_count() const { return models_.size(); }
 
-  // Leading blocks that are stored with a frame of at least `min_quality` and have not expired.
+  // Leading blocks that are stored with any frame of at least `min_quality` and have not expired.
   // Where nodes on lossy KV are allowed and lead further than the exact path, the longer one wins.
   WalkResult Walk(ModelSlot slot, const PathHasher& hasher, const HashedPath& path,
                   Quality min_quality, std::uint32_t now_seconds) const;
@@ -146,7 +172,7 @@ class TrieIndex {
   // REQUIRES: a leaf.
   void Erase(NodeRef ref);
 
-  void SetFrame(NodeRef ref, const FrameRef& frame, Quality quality);
+  void SetFrames(NodeRef ref, const NodeFrames& frames);
   void SetRetention(NodeRef ref, std::uint32_t expires_seconds, std::uint32_t priority);
   // Puts a node's tokens into the cache, if they are not there.
   void CacheTokens(NodeRef ref, std::span<const TokenId> tokens);

@@ -125,13 +125,15 @@ class Filler {
           namer.Name(model_, row.parent, Provenance::kExact, {}, {}, hashed.tokens(block));
       const std::size_t header_bytes = FrameHeaderBytes(1);
       PayloadRecord record(descriptor.Encode(), header_bytes + raw.size());
-      WriteRawFrameHeader(model_, {&section, 1}, record.payload().first(header_bytes));
+      WriteFrameHeader({.model = model_, .raw_bytes = raw.size(), .sections = {&section, 1}},
+                       record.payload().first(header_bytes));
       std::copy(raw.begin(), raw.end(), record.payload().data() + header_bytes);
       const auto at = payload_->Append(record);
       KV_CHECK(at.ok());
       NodeRow stored = row;
-      stored.rungs = {
-          {Rung::kExact, Quality::kExact, at->segment, at->offset_pages, at->record_bytes}};
+      stored.rungs = {{.segment = at->segment,
+                       .offset_pages = at->offset_pages,
+                       .record_bytes = at->record_bytes}};
       batch.Put(MetaTable::kNodes, NodeRowKey{kBuiltInTenant, descriptor.node}.Encode(),
                 stored.Encode());
     }

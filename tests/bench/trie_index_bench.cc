@@ -62,7 +62,7 @@ void Measure(std::size_t node_count, std::uint32_t prompt_blocks, std::size_t lo
                              .salt = {},
                              .extra_key = {},
                              .tokens = hashed.tokens(block),
-                             .frame = {1, block, 4096}});
+                             .frames = {.frame = {1, block, 4096}}});
     }
   }
   const double load_seconds = duration<double>(steady_clock::now() - load_begin).count();

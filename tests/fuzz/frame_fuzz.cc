@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,9 +24,20 @@ void TryFrame(const std::string& bytes) {
   std::vector<FrameSection> sections;
   for (std::size_t i = 0; i < frame->section_count(); ++i) sections.push_back(frame->section(i));
   std::string again(FrameHeaderBytes(sections.size()), '\xaa');
-  WriteRawFrameHeader(frame->model(), sections, std::as_writable_bytes(std::span(again)));
+  WriteFrameHeader({.codec = frame->codec(),
+                    .quality = frame->quality(),
+                    .model = frame->model(),
+                    .raw_bytes = frame->raw_bytes(),
+                    .sections = sections},
+                   std::as_writable_bytes(std::span(again)));
   KV_CHECK(again == bytes.substr(0, frame->header_bytes()));
-  if (bytes.size() == frame->frame_bytes()) frame->VerifyBody().IgnoreError();
+  if (bytes.size() != frame->frame_bytes()) return;
+  frame->VerifyBody().IgnoreError();
+  if (frame->codec() == CodecId::kRaw) return;
+  std::byte binding[kFrameBindingBytes];
+  WriteFrameBinding(frame->binding(), binding);
+  KV_CHECK(std::equal(std::begin(binding), std::end(binding), frame->body().begin()));
+  KV_CHECK((frame->codec() != CodecId::kResidual) || !frame->profile().empty());
 }
 
 // Gives the header the checksum that it should have, so that mutations come past it.

@@ -1,4 +1,4 @@
-"""Writes tests/golden/v1 and tests/golden/corrupt, from the descriptions of the formats alone:
+"""Writes tests/golden/v1, v2 and corrupt, from the descriptions of the formats alone:
 storage/codec/FORMAT.md and the comments at the top of model_spec.cc and node_row.cc. It shares no code with
 the C++ writers, so that the two settle what the text means. Files that are released are not written anew.
 """
@@ -51,24 +51,34 @@ def model_id(spec: bytes) -> bytes:
     return hashlib.sha256(spec).digest()[:16]
 
 
+def codec_key(*fields):
+    name, revision, tokenizer, _, groups, rope, rank, size, adapter, _, _ = fields
+    spec = model_spec(name, revision, tokenizer, 1, groups, rope, rank, size, adapter, 1, b"")
+    return hashlib.sha256(b"kvtrie codec key 1" + spec).digest()[:16]
+
+
 # A plain model, and one that uses every field: sliding windows, MLA, an adapter, half of two ranks.
-PLAIN = model_spec(b"smollm2-135m", b"main", b"\x01\x02\x03", 3, [(0, [(30, 3, 64, 64)])],
-                   (2, 10000.0, 0, b""), 0, 1, b"", 16, b"")
-RICH = model_spec(b"rich", b"r2", bytes(range(32)), 2,
-                  [(0, [(2, 1, 576, 0)]), (4096, [(3, 8, 128, 128), (1, 4, 64, 32)])],
-                  (3, 500000.0, 64, b"yarn:factor=4"), 1, 2, b"lora-7@3", 32, b"paged-v2")
+PLAIN_FIELDS = (b"smollm2-135m", b"main", b"\x01\x02\x03", 3, [(0, [(30, 3, 64, 64)])],
+                (2, 10000.0, 0, b""), 0, 1, b"", 16, b"")
+RICH_FIELDS = (b"rich", b"r2", bytes(range(32)), 2,
+               [(0, [(2, 1, 576, 0)]), (4096, [(3, 8, 128, 128), (1, 4, 64, 32)])],
+               (3, 500000.0, 64, b"yarn:factor=4"), 1, 2, b"lora-7@3", 32, b"paged-v2")
+PLAIN = model_spec(*PLAIN_FIELDS)
+RICH = model_spec(*RICH_FIELDS)
 
 MODEL = bytes(range(0x10, 0x20))
 PARENT = bytes(range(0x30, 0x40))
 NODE = bytes(range(0x50, 0x60))
 
 
-def node_row(provenance, priority, depth, parent, path_hash, surprisal, created, expires, salt, extra_key, tokens, rungs):
+def node_row(provenance, priority, depth, parent, path_hash, surprisal, created, expires, salt, extra_key, tokens, rungs,
+             version=1):
     return seal(
         struct.pack("<BBBI", provenance, priority, len(rungs), depth) + MODEL + parent +
         struct.pack("<QfqqHHH", path_hash, surprisal, created, expires, len(salt), len(extra_key), len(tokens)) +
         salt + extra_key + struct.pack(f"<{len(tokens)}I", *tokens) +
-        b"".join(struct.pack("<BBIII", *rung) for rung in rungs))
+        b"".join(struct.pack("<BBIII", *rung[:5]) + (struct.pack("<H", rung[5]) + rung[6] if version == 2 else b"")
+                 for rung in rungs), version)
 
 
 FIRST = node_row(1, 0, 1, bytes(16), 0x0123456789ABCDEF, 12.5, 1700000000, 0, b"salt", b"", range(16), [])
@@ -76,8 +86,29 @@ DEEP = node_row(2, 15, 7, PARENT, 1, 0.0, 1700000001, 1800000000, b"", b"image d
                 [(2, 2, 9, 8, 7), (3, 3, 0xFFFFFFFF, 0, 1)])
 
 
+PROFILE = bytes(range(0x70, 0x80))
+# Version 2: rungs with a codec and a profile.
+CODED = node_row(1, 3, 2, PARENT, 0xFEDCBA9876543210, 0.5, 1700000002, 0, b"", b"", [7, 8, 9],
+                 [(2, 4, 3, 2, 1, 3, PROFILE), (3, 3, 6, 5, 4, 2, bytes(16))], version=2)
+
+
 def node_descriptor(row):
     return seal(struct.pack("<I", 1) + NODE + bytes([3, 3]) + row)
+
+
+def coded_descriptor(row, codec=3, profile=PROFILE):
+    return seal(struct.pack("<I", 1) + NODE + bytes([2, 1]) + struct.pack("<H", codec) + profile + row, 2)
+
+
+def profile(key, levels, body):
+    head = b"KVP1" + struct.pack("<HH", 1, 44 + 16 * len(levels)) + key + struct.pack("<QI", len(body), len(levels))
+    head += b"".join(struct.pack("<B3xfff", *level) for level in levels) + u32(crc32c(body))
+    return head + u32(crc32c(head)) + body
+
+
+PROFILE_FILE = profile(bytes(range(0xA0, 0xB0)),
+                       [(2, 3.5, 2.0**-10, 2.0**-7), (1, 2.25, 2.0**-7, 2.0**-4), (4, 1.5, 2.0**-5, 0.5)],
+                       bytes(i * 3 & 0xFF for i in range(1024 - 44 - 48)))
 
 
 def frame(model, sections, codec=1, rung=3, quality=3, version=1, raw_bytes=None, body_bytes=None, header_bytes=None,
@@ -108,6 +139,12 @@ V1 = {
     "pin_row.bin": seal(NODE + struct.pack("<q", 1900000000)),
     "store_config.bin": seal(struct.pack("<IQ", 1, 0xFEDCBA9876543210) + bytes(range(32))),
     "frame_raw.bin": frame(MODEL, SECTIONS),
+    "profile.bin": PROFILE_FILE,
+}
+
+V2 = {
+    "node_row_coded.bin": CODED,
+    "node_descriptor_coded.bin": coded_descriptor(FIRST),
 }
 
 GOOD = frame(MODEL, SECTIONS)
@@ -150,6 +187,18 @@ CORRUPT = {
     "node_row_rung_twice.bin": node_row(1, 0, 1, bytes(16), 1, 1.0, 1, 0, b"", b"", [1], [(3, 3, 1, 1, 1), (3, 3, 1, 1, 1)]),
     "node_row_salt_below_root.bin": node_row(1, 0, 2, PARENT, 1, 1.0, 1, 0, b"s", b"", [1], []),
     "node_row_zeros.bin": bytes(100),
+    "node_row_codec_0.bin": node_row(1, 0, 1, bytes(16), 1, 1.0, 1, 0, b"", b"", [1], [(2, 1, 1, 1, 1, 0, PROFILE)],
+                                     version=2),
+    "node_row_codec_of_another_rung.bin": node_row(1, 0, 1, bytes(16), 1, 1.0, 1, 0, b"", b"", [1],
+                                                   [(3, 3, 1, 1, 1, 3, PROFILE)], version=2),
+    "node_row_coded_but_exact.bin": node_row(1, 0, 1, bytes(16), 1, 1.0, 1, 0, b"", b"", [1],
+                                             [(2, 3, 1, 1, 1, 3, PROFILE)], version=2),
+    "node_row_raw_with_profile.bin": node_row(1, 0, 1, bytes(16), 1, 1.0, 1, 0, b"", b"", [1],
+                                              [(3, 3, 1, 1, 1, 1, PROFILE)], version=2),
+    "node_row_version_2_without_need.bin": node_row(1, 0, 1, bytes(16), 1, 1.0, 1, 0, b"", b"", [1],
+                                                    [(3, 3, 1, 1, 1, 1, bytes(16))], version=2),
+    "node_row_too_deep.bin": node_row(1, 0, (1 << 20) + 1, PARENT, 1, 1.0, 1, 0, b"", b"", [1], []),
+    "node_descriptor_version_2_without_need.bin": coded_descriptor(FIRST, 3, bytes(16)),
     "store_config_zeros.bin": bytes(49),
     "store_config_secret_short.bin": seal(struct.pack("<IQ", 1, 7) + bytes(31)),
     "node_descriptor_with_rungs.bin": node_descriptor(DEEP),
@@ -164,7 +213,7 @@ def name_node(secret, model, parent, provenance, salt, extra_key, tokens):
 
 
 def main():
-    for folder, files in (("v1", V1), ("corrupt", CORRUPT)):
+    for folder, files in (("v1", V1), ("v2", V2), ("corrupt", CORRUPT)):
         (HERE / folder).mkdir(exist_ok=True)
         for name, content in files.items():
             path = HERE / folder / name
@@ -178,6 +227,8 @@ def main():
     print("model id rich ", model_id(RICH).hex())
     secret = bytes(range(32))
     first = name_node(secret, MODEL, bytes(16), 1, b"salt", b"", range(16))
+    print("codec key plain", codec_key(*PLAIN_FIELDS).hex())
+    print("codec key rich ", codec_key(*RICH_FIELDS).hex())
     print("first node    ", first.hex())
     print("second node   ", name_node(secret, MODEL, first, 2, b"", b"image", [0xFFFFFFFF]).hex())
     print("no tokens     ", name_node(secret, MODEL, PARENT, 1, b"", b"", []).hex())

@@ -43,7 +43,10 @@ class FetchPlanTest : public ::testing::Test {
       sections.push_back({bytes, Crc32c({body + offset, bytes})});
       offset += bytes;
     }
-    WriteRawFrameHeader(LargeLayerSpec().Digest(), sections, {buffer->data(), header_bytes});
+    WriteFrameHeader({.model = LargeLayerSpec().Digest(),
+                      .raw_bytes = geometry_->raw_block_bytes(),
+                      .sections = sections},
+                     {buffer->data(), header_bytes});
     const std::span<const std::byte> frame{buffer->data(),
                                            header_bytes + geometry_->raw_block_bytes()};
     auto view = FrameView::Parse(frame);

@@ -44,7 +44,8 @@ std::string MakeFrame(const std::string& body, const std::vector<std::uint32_t>&
     at += bytes;
   }
   std::string frame(FrameHeaderBytes(sections.size()), '\xaa');
-  WriteRawFrameHeader(TestModel(), sections, std::as_writable_bytes(std::span(frame)));
+  WriteFrameHeader({.model = TestModel(), .raw_bytes = body.size(), .sections = sections},
+                   std::as_writable_bytes(std::span(frame)));
   return frame + body;
 }
 
@@ -151,7 +152,7 @@ absl::Status ParseWith(std::size_t offset, T value) {
 
 TEST(FrameTest, NewerCodecAndVersionAreNotDamage) {
   EXPECT_TRUE(ParseWith<std::uint16_t>(6, 1).ok());
-  EXPECT_TRUE(absl::IsUnimplemented(ParseWith<std::uint16_t>(6, 2)));
+  EXPECT_TRUE(absl::IsUnimplemented(ParseWith<std::uint16_t>(6, 5)));
   EXPECT_TRUE(absl::IsUnimplemented(ParseWith<std::uint16_t>(6, 0xFFFF)));
   EXPECT_TRUE(absl::IsUnimplemented(ParseWith<std::uint16_t>(4, 2)));
 }
@@ -185,6 +186,144 @@ TEST(FrameTest, ManySectionsFitIntoTheLargestHeader) {
   ASSERT_TRUE(frame.ok()) << frame.status();
   EXPECT_EQ(frame->header_bytes(), kFrameHeaderBytesMax);
   EXPECT_TRUE(frame->VerifyBody().ok());
+}
+
+ProfileId TestProfile() {
+  ProfileId profile;
+  profile.bytes.fill(0x77);
+  return profile;
+}
+
+constexpr FrameBinding kBinding{.first_position = 32, .tokens_crc32c = 0x12345678, .profile = {}};
+
+// A frame of a codec with a binding, as one section; the header says these raw bytes.
+std::string MakeCoded(CodecId codec, Quality quality, FrameBinding binding,
+                      const std::string& rest = "coded bytes") {
+  std::string body(kFrameBindingBytes, '\0');
+  WriteFrameBinding(binding, std::as_writable_bytes(std::span(body)));
+  body += rest;
+  const FrameSection section{static_cast<std::uint32_t>(body.size()), Crc32c(AsBytes(body))};
+  std::string frame(FrameHeaderBytes(1), '\xaa');
+  WriteFrameHeader({.codec = codec,
+                    .quality = quality,
+                    .model = TestModel(),
+                    .raw_bytes = 128,
+                    .sections = {&section, 1}},
+                   std::as_writable_bytes(std::span(frame)));
+  return frame + body;
+}
+
+std::string MakeResidual(Quality quality = Quality::kHigh) {
+  FrameBinding binding = kBinding;
+  binding.profile = TestProfile();
+  return MakeCoded(CodecId::kResidual, quality, binding);
+}
+
+TEST(CodedFrameTest, SaysWhatItIs) {
+  for (const Quality quality : {Quality::kNearExact, Quality::kHigh, Quality::kSmall}) {
+    const std::string bytes = MakeResidual(quality);
+    const auto frame = FrameView::Parse(AsBytes(bytes));
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    EXPECT_EQ(frame->codec(), CodecId::kResidual);
+    EXPECT_EQ(frame->rung(), Rung::kCoded);
+    EXPECT_EQ(frame->quality(), quality);
+    EXPECT_EQ(frame->raw_bytes(), 128u);
+    EXPECT_EQ(frame->first_position(), 32u);
+    EXPECT_EQ(frame->tokens_crc32c(), 0x12345678u);
+    EXPECT_EQ(frame->profile(), TestProfile());
+    EXPECT_TRUE(frame->VerifyBody().ok());
+  }
+  const std::string rotated = MakeCoded(CodecId::kRotated, Quality::kUnrated, kBinding);
+  EXPECT_EQ(FrameView::Parse(AsBytes(rotated)).value().rung(), Rung::kCoded);
+  const std::string lossless = MakeCoded(CodecId::kLossless, Quality::kExact, kBinding);
+  EXPECT_EQ(FrameView::Parse(AsBytes(lossless)).value().rung(), Rung::kExact);
+}
+
+// The bytes of the binding as FORMAT.md has them.
+TEST(CodedFrameTest, BindingLiesAtTheStartOfTheBody) {
+  const std::string bytes = MakeResidual();
+  const std::string body(AsText(FrameView::Parse(AsBytes(bytes)).value().body()));
+  EXPECT_EQ(body.substr(0, 8), std::string("\x20\0\0\0\x78\x56\x34\x12", 8));
+  EXPECT_EQ(body.substr(8, 16), std::string(16, '\x77'));
+  EXPECT_EQ(body.substr(24), "coded bytes");
+}
+
+// Header fields changed one by one in frames that are good otherwise.
+absl::Status ParseChanged(std::string bytes, std::size_t offset, std::uint8_t value) {
+  bytes[offset] = static_cast<char>(value);
+  StoreLittle(bytes.data() + 64, Crc32c(AsBytes(bytes).first(64)));
+  return FrameView::Parse(AsBytes(bytes)).status();
+}
+
+TEST(CodedFrameTest, RungAndQualityAreThoseOfTheCodec) {
+  constexpr std::size_t kRung = 8;
+  constexpr std::size_t kQuality = 9;
+  const std::string residual = MakeResidual();
+  const std::string rotated = MakeCoded(CodecId::kRotated, Quality::kUnrated, kBinding);
+  const std::string lossless = MakeCoded(CodecId::kLossless, Quality::kExact, kBinding);
+  for (std::uint8_t value = 0; value < 8; ++value) {
+    EXPECT_EQ(ParseChanged(residual, kRung, value).ok(), value == 2) << int{value};
+    EXPECT_EQ(ParseChanged(rotated, kRung, value).ok(), value == 2) << int{value};
+    EXPECT_EQ(ParseChanged(lossless, kRung, value).ok(), value == 3) << int{value};
+    EXPECT_EQ(ParseChanged(residual, kQuality, value).ok(), value == 1 || value == 2 || value == 4)
+        << int{value};
+    EXPECT_EQ(ParseChanged(rotated, kQuality, value).ok(), value == 5) << int{value};
+    EXPECT_EQ(ParseChanged(lossless, kQuality, value).ok(), value == 3) << int{value};
+  }
+}
+
+TEST(CodedFrameTest, ProfileIsThatOfTheCodec) {
+  FrameBinding named = kBinding;
+  named.profile = TestProfile();
+  const auto parse = [](const std::string& bytes) {
+    return FrameView::Parse(AsBytes(bytes)).status();
+  };
+  EXPECT_TRUE(absl::IsDataLoss(parse(MakeCoded(CodecId::kResidual, Quality::kHigh, kBinding))));
+  EXPECT_TRUE(absl::IsDataLoss(parse(MakeCoded(CodecId::kRotated, Quality::kUnrated, named))));
+  EXPECT_TRUE(parse(MakeCoded(CodecId::kLossless, Quality::kExact, named)).ok());
+}
+
+TEST(CodedFrameTest, BodyHoldsMoreThanTheBinding) {
+  const std::string bytes = MakeCoded(CodecId::kRotated, Quality::kUnrated, kBinding, "");
+  EXPECT_TRUE(absl::IsDataLoss(FrameView::Parse(AsBytes(bytes)).status()));
+  const std::string more = MakeCoded(CodecId::kRotated, Quality::kUnrated, kBinding, "x");
+  EXPECT_TRUE(FrameView::Parse(AsBytes(more)).ok());
+}
+
+TEST(CodedFrameTest, ParsesTheHeadAlone) {
+  const std::string bytes = MakeResidual();
+  for (std::size_t length = 0; length <= bytes.size(); ++length) {
+    const auto frame = FrameView::Parse(AsBytes(bytes).first(length));
+    EXPECT_EQ(frame.ok(), length >= FrameHeaderBytes(1)) << length;
+  }
+  EXPECT_TRUE(absl::IsDataLoss(FrameView::Parse(AsBytes(bytes + 'x')).status()));
+}
+
+TEST(CodedFrameTest, RefusesEveryBitFlip) {
+  const std::string bytes = MakeResidual();
+  for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    std::string damaged = bytes;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
+    const auto frame = FrameView::Parse(AsBytes(damaged));
+    EXPECT_FALSE(frame.ok() && frame->VerifyBody().ok()) << bit;
+  }
+}
+
+TEST(CodedFrameTest, GeometryIsThatOfTheDecodedBlock) {
+  const std::string bytes = MakeResidual();
+  const auto frame = FrameView::Parse(AsBytes(bytes)).value();
+  EXPECT_TRUE(frame.CheckGeometry(KvGeometry(SpecOfLayers({{1, 1, 96, 32}}))).ok());
+  EXPECT_TRUE(absl::IsDataLoss(frame.CheckGeometry(KvGeometry(SpecOfLayers({{1, 1, 96, 31}})))));
+}
+
+TEST(CodedFrameDeathTest, OnlyWholeFramesWithABindingTellIt) {
+  const std::string coded = MakeResidual();
+  const auto head = FrameView::Parse(AsBytes(coded).first(FrameHeaderBytes(1))).value();
+  EXPECT_DEATH(head.profile(), "frame_bytes");
+  const std::string raw = GoldenFrame();
+  const auto raw_frame = FrameView::Parse(AsBytes(raw)).value();
+  EXPECT_DEATH(raw_frame.profile(), "kRaw");
+  EXPECT_DEATH(MakeCoded(CodecId::kRotated, Quality::kHigh, kBinding), "CheckKind");
 }
 
 TEST(RawSectionBytesTest, NoSectionSpansTwoLayers) {

@@ -52,7 +52,7 @@ std::vector<std::byte> FrameOf(const ModelSpec& spec, std::span<const std::byte>
     begin += bytes;
   }
   std::vector<std::byte> frame(FrameHeaderBytes(sections.size()));
-  WriteRawFrameHeader(spec.Digest(), sections, frame);
+  WriteFrameHeader({.model = spec.Digest(), .raw_bytes = raw.size(), .sections = sections}, frame);
   frame.insert(frame.end(), raw.begin(), raw.end());
   return frame;
 }
@@ -241,7 +241,8 @@ TEST_F(RecordBlockWriterTest, FramesWithOtherSectionsAreRefused) {
     begin += bytes;
   }
   std::vector<std::byte> frame(FrameHeaderBytes(sections.size()));
-  WriteRawFrameHeader(Spec().Digest(), sections, frame);
+  WriteFrameHeader({.model = Spec().Digest(), .raw_bytes = raw_.size(), .sections = sections},
+                   frame);
   frame.insert(frame.end(), raw_.begin(), raw_.end());
   ASSERT_EQ(frame.size(), frame_.size());
   const auto writer = Start(Encoding::kFrame, frame.size());

@@ -134,6 +134,40 @@ TEST(ModelSpecTest, DigestDependsOnEveryField) {
   EXPECT_NE(second_rank.Digest(), first);
 }
 
+// Expected value: Python's hashlib (tests/golden/make_v1.py).
+TEST(ModelSpecTest, CodecKeyIsThatOfTheValues) {
+  EXPECT_EQ(PlainSpec().CodecKey().view(),
+            absl::HexStringToBytes("2e05e53ed614425165bb611f02f8861e"));
+  EXPECT_EQ(RichSpec().CodecKey().view(),
+            absl::HexStringToBytes("24fefe38ca9c8a0e452b361d23b747a1"));
+  const Change same[] = {
+      [](ModelSpec& s) { s.block_tokens = 8; },
+      [](ModelSpec& s) { s.dtype = DType::kFloat16; },
+      [](ModelSpec& s) { s.layout_tag += 'x'; },
+  };
+  for (const Change& change : same) {
+    ModelSpec spec = PlainSpec();
+    change(spec);
+    EXPECT_EQ(spec.CodecKey(), PlainSpec().CodecKey());
+    EXPECT_NE(spec.Digest(), PlainSpec().Digest());
+  }
+  const Change other[] = {
+      [](ModelSpec& s) { s.name += 'x'; },
+      [](ModelSpec& s) { s.weights_revision += 'x'; },
+      [](ModelSpec& s) { s.tokenizer_digest += 'x'; },
+      [](ModelSpec& s) { s.kv_groups[0].window_tokens = 1; },
+      [](ModelSpec& s) { s.kv_groups[0].layer_runs[0].v_head_dim = 32; },
+      [](ModelSpec& s) { s.rope.theta = 20000; },
+      [](ModelSpec& s) { s.tensor_parallel_size = 2; },
+      [](ModelSpec& s) { s.adapter += 'x'; },
+  };
+  for (const Change& change : other) {
+    ModelSpec spec = PlainSpec();
+    change(spec);
+    EXPECT_NE(spec.CodecKey(), PlainSpec().CodecKey());
+  }
+}
+
 TEST(ModelSpecTest, LimitsAreAllowed) {
   ModelSpec spec = PlainSpec();
   spec.name.assign(256, 'n');

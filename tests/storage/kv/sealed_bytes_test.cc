@@ -44,6 +44,17 @@ TEST(SealedBytesTest, ZerosAreDamage) {
   }
 }
 
+TEST(SealedBytesTest, OlderVersionsAreReadWhereTheyAreKnown) {
+  for (std::uint8_t version = 1; version <= 3; ++version) {
+    auto unsealed = UnsealUpTo("row", 3, Sealed(version));
+    ASSERT_TRUE(unsealed.ok()) << unsealed.status();
+    EXPECT_EQ(unsealed->version, version);
+    EXPECT_EQ(unsealed->reader.Read<std::uint32_t>(), 7u);
+  }
+  EXPECT_TRUE(absl::IsUnimplemented(UnsealUpTo("row", 3, Sealed(4)).status()));
+  EXPECT_TRUE(absl::IsDataLoss(UnsealUpTo("row", 3, Sealed(0)).status()));
+}
+
 TEST(SealedBytesTest, NewerVersionIsNotDamage) {
   EXPECT_TRUE(absl::IsUnimplemented(Unseal("row", 1, Sealed(2)).status()));
   EXPECT_TRUE(absl::IsDataLoss(Unseal("row", 2, Sealed(1)).status()));

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/kv/path.h"
 #include "storage/kv/sealed_bytes.h"
 #include "tests/golden/golden_file.h"
 
@@ -49,8 +50,25 @@ NodeRow DeepRow() {
   row.priority = kPriorityMax;
   row.extra_key = "image digest";
   row.tokens = {0, 1, 0xFFFFFFFF};
-  row.rungs = {{Rung::kCoded, Quality::kNearExact, 9, 8, 7},
-               {Rung::kExact, Quality::kExact, 0xFFFFFFFF, 0, 1}};
+  row.rungs = {{Rung::kCoded, Quality::kNearExact, CodecId::kResidual, {}, 9, 8, 7},
+               {Rung::kExact, Quality::kExact, CodecId::kRaw, {}, 0xFFFFFFFF, 0, 1}};
+  return row;
+}
+
+// On both rungs, with what version 2 has to say of them.
+NodeRow CodedRow() {
+  NodeRow row;
+  row.model = CountingId<ModelId>(0x10);
+  row.parent = CountingId<TrieNodeId>(0x30);
+  row.depth = 2;
+  row.path_hash = 0xFEDCBA9876543210;
+  row.surprisal_bits = 0.5f;
+  row.created_unix_seconds = 1'700'000'002;
+  row.priority = 3;
+  row.tokens = {7, 8, 9};
+  row.rungs = {
+      {Rung::kCoded, Quality::kSmall, CodecId::kResidual, CountingId<ProfileId>(0x70), 3, 2, 1},
+      {Rung::kExact, Quality::kExact, CodecId::kLossless, {}, 6, 5, 4}};
   return row;
 }
 
@@ -59,6 +77,15 @@ NodeDescriptor Descriptor() {
   descriptor.tenant = kBuiltInTenant;
   descriptor.node = CountingId<TrieNodeId>(0x50);
   descriptor.row = FirstRow();
+  return descriptor;
+}
+
+NodeDescriptor CodedDescriptor() {
+  NodeDescriptor descriptor = Descriptor();
+  descriptor.rung = Rung::kCoded;
+  descriptor.quality = Quality::kHigh;
+  descriptor.codec = CodecId::kResidual;
+  descriptor.profile = CountingId<ProfileId>(0x70);
   return descriptor;
 }
 
@@ -72,12 +99,12 @@ StoreConfig Config() {
   return config;
 }
 
-// What holds for every stored row, with the file of tests/golden/v1 that has its bytes.
+// What holds for every stored row, with the file of tests/golden that has its bytes.
 template <typename Row>
 void ExpectStoredWell(const Row& row, const std::string& golden) {
   SCOPED_TRACE(golden);
   const std::string bytes = row.Encode();
-  EXPECT_EQ(bytes, ReadGolden("v1/" + golden));
+  EXPECT_EQ(bytes, ReadGolden(golden));
   const auto decoded = Row::Decode(bytes);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(*decoded, row);
@@ -94,8 +121,8 @@ void ExpectStoredWell(const Row& row, const std::string& golden) {
 
   // Intact, but longer or shorter than such a row.
   const std::string fields = bytes.substr(1, bytes.size() - 5);
-  const auto reseal = [](const std::string& changed) {
-    ByteWriter writer = StartSealed(1);
+  const auto reseal = [&bytes](const std::string& changed) {
+    ByteWriter writer = StartSealed(static_cast<std::uint8_t>(bytes[0]));
     writer.WriteText(changed);
     return Seal(std::move(writer));
   };
@@ -104,19 +131,23 @@ void ExpectStoredWell(const Row& row, const std::string& golden) {
   EXPECT_TRUE(absl::IsDataLoss(Row::Decode(reseal(fields.substr(0, fields.size() - 1))).status()));
 
   std::string newer = bytes.substr(0, bytes.size() - 4);
-  newer[0] = 2;
+  newer[0] = 3;
   ByteWriter newer_writer;
   newer_writer.WriteText(newer);
   EXPECT_TRUE(absl::IsUnimplemented(Row::Decode(Seal(std::move(newer_writer))).status()));
 }
 
 TEST(NodeRowTest, IsStoredWell) {
-  ExpectStoredWell(FirstRow(), "node_row_first.bin");
-  ExpectStoredWell(DeepRow(), "node_row_deep.bin");
+  ExpectStoredWell(FirstRow(), "v1/node_row_first.bin");
+  ExpectStoredWell(DeepRow(), "v1/node_row_deep.bin");
+  ExpectStoredWell(CodedRow(), "v2/node_row_coded.bin");
 }
-TEST(NodeDescriptorTest, IsStoredWell) { ExpectStoredWell(Descriptor(), "node_descriptor.bin"); }
-TEST(PinRowTest, IsStoredWell) { ExpectStoredWell(Pin(), "pin_row.bin"); }
-TEST(StoreConfigTest, IsStoredWell) { ExpectStoredWell(Config(), "store_config.bin"); }
+TEST(NodeDescriptorTest, IsStoredWell) {
+  ExpectStoredWell(Descriptor(), "v1/node_descriptor.bin");
+  ExpectStoredWell(CodedDescriptor(), "v2/node_descriptor_coded.bin");
+}
+TEST(PinRowTest, IsStoredWell) { ExpectStoredWell(Pin(), "v1/pin_row.bin"); }
+TEST(StoreConfigTest, IsStoredWell) { ExpectStoredWell(Config(), "v1/store_config.bin"); }
 
 TEST(NodeRowTest, RefusesTheCorruptFiles) {
   for (const auto& [name, bytes] : ReadCorrupt("node_row_")) {
@@ -158,6 +189,7 @@ TEST(NodeRowTest, NamesTheFirstFieldThatIsOutOfRange) {
   const std::pair<const char*, Change> cases[] = {
       {"model", [](NodeRow& r) { r.model = {}; }},
       {"depth", [](NodeRow& r) { r.depth = 0; }},
+      {"depth", [](NodeRow& r) { r.depth = kPathTokensMax + 1; }},
       {"parent", [](NodeRow& r) { r.parent = {}; }},
       {"parent", [](NodeRow& r) { r.depth = 1; }},
       {"provenance", [](NodeRow& r) { r.provenance = Provenance{0}; }},
@@ -176,8 +208,12 @@ TEST(NodeRowTest, NamesTheFirstFieldThatIsOutOfRange) {
       {"rung", [](NodeRow& r) { r.rungs[0].rung = Rung{0}; }},
       {"rung", [](NodeRow& r) { r.rungs[0].rung = Rung::kTokens; }},
       {"quality", [](NodeRow& r) { r.rungs[0].quality = Quality{0}; }},
-      {"quality", [](NodeRow& r) { r.rungs[0].quality = Quality{4}; }},
-      {"quality", [](NodeRow& r) { r.rungs[1].quality = Quality::kHigh; }},
+      {"quality", [](NodeRow& r) { r.rungs[0].quality = Quality{6}; }},
+      {"codec", [](NodeRow& r) { r.rungs[0].codec = CodecId{0}; }},
+      {"codec", [](NodeRow& r) { r.rungs[0].codec = CodecId{5}; }},
+      {"codec", [](NodeRow& r) { r.rungs[0].codec = CodecId::kLossless; }},
+      {"codec", [](NodeRow& r) { r.rungs[1].codec = CodecId::kRotated; }},
+      {"profile", [](NodeRow& r) { r.rungs[1].profile = CountingId<ProfileId>(1); }},
       {"order of rungs", [](NodeRow& r) { std::swap(r.rungs[0], r.rungs[1]); }},
       {"order of rungs", [](NodeRow& r) { r.rungs[0] = r.rungs[1]; }},
       {"segment", [](NodeRow& r) { r.rungs[0].segment = 0; }},
@@ -193,6 +229,34 @@ TEST(NodeRowTest, NamesTheFirstFieldThatIsOutOfRange) {
   NodeRow row = FirstRow();
   row.salt.assign(257, 's');
   EXPECT_TRUE(absl::IsInvalidArgument(row.Validate()));
+}
+
+// What an engine computed bit for bit on a lossy prefix is no more than that prefix was.
+TEST(NodeRowTest, RungAndQualityGoTogetherOnExactPathsOnly) {
+  NodeRow row = CodedRow();
+  row.rungs[1].quality = Quality::kHigh;
+  EXPECT_TRUE(absl::IsInvalidArgument(row.Validate()));
+  row.provenance = Provenance::kOnLossy;
+  EXPECT_TRUE(row.Validate().ok()) << row.Validate();
+  row = CodedRow();
+  row.rungs[0].quality = Quality::kExact;
+  EXPECT_TRUE(absl::IsInvalidArgument(row.Validate()));
+}
+
+TEST(NodeRowTest, SetRungKeepsTheOrderAndReplacesItsKind) {
+  const NodeRow coded = CodedRow();
+  NodeRow row = coded;
+  row.rungs.clear();
+  EXPECT_EQ(row.FindRung(Rung::kExact), nullptr);
+  row.SetRung(coded.rungs[1]);
+  row.SetRung(coded.rungs[0]);
+  EXPECT_EQ(row, coded);
+  RungRow other = coded.rungs[0];
+  other.segment = 77;
+  row.SetRung(other);
+  ASSERT_EQ(row.rungs.size(), 2u);
+  EXPECT_EQ(*row.FindRung(Rung::kCoded), other);
+  EXPECT_EQ(*row.FindRung(Rung::kExact), coded.rungs[1]);
 }
 
 TEST(NodeRowDeathTest, InvalidRowIsNotWritten) {

@@ -66,7 +66,7 @@ class TrieIndexTest : public testing::Test {
                              .salt = block == 0 ? path.salt : std::string_view(),
                              .extra_key = hashed.extra_key(block),
                              .tokens = hashed.tokens(block),
-                             .frame = frame});
+                             .frames = {.frame = frame}});
       }
       parent = ref;
     }
@@ -141,9 +141,9 @@ TEST_F(TrieIndexTest, NodesWithoutAFrameOrExpiredEndTheWalk) {
   EXPECT_EQ(Walk(PathOf(tokens), Quality::kExact, 99).refs.size(), 3u);
   EXPECT_EQ(Walk(PathOf(tokens), Quality::kExact, 100).refs.size(), 1u);
   index_.SetRetention(middle, 0, 3);
-  index_.SetFrame(middle, FrameRef{}, Quality::kExact);
+  index_.SetFrames(middle, {});
   EXPECT_EQ(Walk(PathOf(tokens)).refs.size(), 1u);
-  index_.SetFrame(middle, FrameOf(9), Quality::kNearExact);
+  index_.SetFrames(middle, {FrameOf(9), Quality::kNearExact, CodecId::kResidual, {}});
   EXPECT_EQ(Walk(PathOf(tokens)).refs.size(), 1u);
   EXPECT_EQ(Walk(PathOf(tokens), Quality::kNearExact).refs.size(), 3u);
   ExpectSound();
@@ -167,8 +167,7 @@ TEST_F(TrieIndexTest, LongerLossyBranchWinsOnlyWhereLossIsAllowed) {
                             .path_hash = hash,
                             .provenance = Provenance::kOnLossy,
                             .tokens = path.tokens(block),
-                            .frame = FrameOf(2),
-                            .quality = Quality::kNearExact});
+                            .frames = {FrameOf(2), Quality::kNearExact, CodecId::kRaw, {}}});
     branch.push_back(parent);
   }
   EXPECT_EQ(Walk(PathOf(tokens)).refs, exact.refs);
@@ -183,6 +182,35 @@ TEST_F(TrieIndexTest, LongerLossyBranchWinsOnlyWhereLossIsAllowed) {
   ExpectSound();
 }
 
+// The smaller frame is the one to serve; the other one where only it is good enough.
+TEST_F(TrieIndexTest, AnyFrameThatIsGoodEnoughServes) {
+  const std::vector<TokenId> tokens = {1, 2, 3, 4};
+  const NodeRef ref = InsertPath(PathOf(tokens));
+  index_.SetFrames(ref, {FrameOf(1), Quality::kHigh, CodecId::kResidual, Quality::kExact});
+  const IndexNode& node = index_.node(ref);
+  for (const Quality wanted : kAllQualities) {
+    EXPECT_EQ(Walk(PathOf(tokens), wanted).refs.size(), 1u);
+    EXPECT_EQ(node.serves(wanted), IsAtLeast(Quality::kHigh, wanted));
+    EXPECT_EQ(node.only_other_serves(wanted), !IsAtLeast(Quality::kHigh, wanted));
+  }
+  EXPECT_EQ(index_.model(slot_).other_frame_count, 1u);
+  index_.SetFrames(ref, {FrameOf(1), Quality::kSmall, CodecId::kResidual, {}});
+  for (const Quality wanted : kAllQualities) {
+    EXPECT_EQ(Walk(PathOf(tokens), wanted).refs.size(),
+              IsAtLeast(Quality::kSmall, wanted) ? 1u : 0u);
+  }
+  EXPECT_EQ(index_.model(slot_).other_frame_count, 0u);
+  ExpectSound();
+}
+
+TEST_F(TrieIndexTest, DepthOfTheLongestPathFits) {
+  const NodeRef ref = index_.InsertUnlinked(
+      {.id = IdOf(next_id_++), .model = slot_, .depth = static_cast<std::uint32_t>(1) << 20});
+  EXPECT_EQ(index_.node(ref).depth, kPathTokensMax);
+  EXPECT_EQ(index_.node(ref).priority, 0u);
+  index_.Erase(ref);
+}
+
 // Nodes with the hash of a path that is another one: in tokens, extra key, salt, parent, model or
 // provenance. None of them may ever be taken for it.
 TEST_F(TrieIndexTest, EqualHashesNeverMakeAMatch) {
@@ -192,7 +220,7 @@ TEST_F(TrieIndexTest, EqualHashesNeverMakeAMatch) {
   const ModelSlot other_model = *index_.AddModel(kTenant, ModelOf(2), kBlockTokens);
   const auto insert = [&](NewNode node) {
     node.id = IdOf(next_id_++);
-    node.frame = FrameOf(7);
+    node.frames.frame = FrameOf(7);
     return index_.Insert(node);
   };
   const auto first = path.tokens(0);
@@ -231,7 +259,7 @@ TEST_F(TrieIndexTest, NodesWhoseTokensAreNotInMemoryAreToldApart) {
                            .model = slot,
                            .path_hash = path.hash(block),
                            .tokens = path.tokens(block),
-                           .frame = FrameOf(1)});
+                           .frames = {.frame = FrameOf(1)}});
   }
   const WalkResult found = index.Walk(slot, hasher_, path, Quality::kExact, 0);
   ASSERT_EQ(found.refs.size(), 300u);
@@ -271,7 +299,7 @@ TEST_F(TrieIndexTest, LoadingInAnyOrderMakesTheSameTrie) {
                                          .model = slot_,
                                          .path_hash = path.hash(block),
                                          .tokens = path.tokens(block),
-                                         .frame = FrameOf(block + 1),
+                                         .frames = {.frame = FrameOf(block + 1)},
                                          .block_surprisal_bits = 1,
                                          .depth = block + 1});
   }
@@ -355,8 +383,7 @@ using NodePath = std::vector<EdgeKey>;
 struct ModelNode {
   NodeRef ref = 0;
   TrieNodeId id;
-  FrameRef frame;
-  Quality quality = Quality::kExact;
+  NodeFrames frames;
   std::uint32_t expires_seconds = 0;
 };
 
@@ -370,6 +397,14 @@ class TrieIndexModelTest : public testing::TestWithParam<std::uint32_t> {
   }
 
   std::uint32_t Below(std::uint32_t end) { return static_cast<std::uint32_t>(random_()) % end; }
+
+  Quality RandomQuality() { return kAllQualities[Below(std::size(kAllQualities))]; }
+  NodeFrames RandomFrames() {
+    NodeFrames frames{
+        FrameOf(1 + Below(1000)), RandomQuality(), kAllCodecs[Below(std::size(kAllCodecs))], {}};
+    if (Below(3) == 0) frames.other_quality = RandomQuality();
+    return frames;
+  }
 
   EdgeKey RandomEdge(bool first, bool on_lossy) {
     EdgeKey edge;
@@ -394,7 +429,10 @@ class TrieIndexModelTest : public testing::TestWithParam<std::uint32_t> {
         if (found == nodes_[model].end()) break;
         const ModelNode& node = found->second;
         const bool expired = node.expires_seconds != 0 && node.expires_seconds <= now;
-        if (node.frame.segment == 0 || expired || node.quality < min_quality) break;
+        const bool serves = IsAtLeast(node.frames.quality, min_quality) ||
+                            (node.frames.other_quality.has_value() &&
+                             IsAtLeast(*node.frames.other_quality, min_quality));
+        if (node.frames.frame.segment == 0 || expired || !serves) break;
         refs.push_back(node.ref);
       }
       return refs;
@@ -428,8 +466,7 @@ class TrieIndexModelTest : public testing::TestWithParam<std::uint32_t> {
     }
     ModelNode node;
     node.id = IdOf(next_id_++);
-    if (Below(8) != 0) node.frame = FrameOf(1 + Below(1000));
-    node.quality = static_cast<Quality>(1 + Below(3));
+    if (Below(8) != 0) node.frames = RandomFrames();
     node.expires_seconds = Below(6) == 0 ? 1 + Below(20) : 0;
     const EdgeKey& edge = path.back();
     node.ref = index_.Insert({.id = node.id,
@@ -440,8 +477,7 @@ class TrieIndexModelTest : public testing::TestWithParam<std::uint32_t> {
                               .salt = edge.salt,
                               .extra_key = edge.extra_key,
                               .tokens = edge.tokens,
-                              .frame = node.frame,
-                              .quality = node.quality,
+                              .frames = node.frames,
                               .expires_seconds = node.expires_seconds});
     EXPECT_EQ(index_.node(node.ref).depth, path.size());
     nodes_[model].emplace(std::move(path), node);
@@ -470,9 +506,8 @@ class TrieIndexModelTest : public testing::TestWithParam<std::uint32_t> {
     auto* const node = AnyNode(model);
     if (node == nullptr) return;
     if (Below(2) == 0) {
-      node->second.frame = Below(3) == 0 ? FrameRef{} : FrameOf(1 + Below(1000));
-      node->second.quality = static_cast<Quality>(1 + Below(3));
-      index_.SetFrame(node->second.ref, node->second.frame, node->second.quality);
+      node->second.frames = Below(3) == 0 ? NodeFrames{} : RandomFrames();
+      index_.SetFrames(node->second.ref, node->second.frames);
     } else {
       node->second.expires_seconds = Below(2) == 0 ? 0 : 1 + Below(20);
       index_.SetRetention(node->second.ref, node->second.expires_seconds, Below(16));
@@ -498,7 +533,7 @@ class TrieIndexModelTest : public testing::TestWithParam<std::uint32_t> {
                         .salt = asked.front().salt,
                         .extra_keys = extra_keys};
     const HashedPath path(hasher_, kTenant, view, block_tokens_);
-    const auto min_quality = static_cast<Quality>(1 + Below(3));
+    const Quality min_quality = RandomQuality();
     const std::uint32_t now = Below(20);
     const WalkResult found = index_.Walk(slots_[model], hasher_, path, min_quality, now);
     ASSERT_EQ(found.refs, ExpectedWalk(model, asked, min_quality, now));
@@ -521,15 +556,24 @@ class TrieIndexModelTest : public testing::TestWithParam<std::uint32_t> {
     std::size_t count = 0;
     for (std::size_t model = 0; model < 2; ++model) {
       std::uint64_t record_bytes = 0;
+      std::uint64_t two_frames = 0;
       for (const auto& [path, node] : nodes_[model]) {
         ASSERT_EQ(index_.FindById(node.id), node.ref);
         const IndexNode& found = index_.node(node.ref);
-        ASSERT_EQ(found.frame, node.frame);
+        ASSERT_EQ(found.frame, node.frames.frame);
+        ASSERT_EQ(found.quality(), node.frames.quality);
+        ASSERT_EQ(found.codec(), node.frames.codec);
+        ASSERT_EQ(found.has_other(), node.frames.other_quality.has_value());
+        if (found.has_other()) {
+          ASSERT_EQ(found.other_quality(), *node.frames.other_quality);
+        }
+        two_frames += found.has_other() ? 1 : 0;
         ASSERT_EQ(found.expires_seconds, node.expires_seconds);
         ASSERT_EQ(index_.extra_key(node.ref), path.back().extra_key);
         ASSERT_EQ(index_.salt(node.ref), path.back().salt);
-        record_bytes += node.frame.record_bytes;
+        record_bytes += node.frames.frame.record_bytes;
       }
+      ASSERT_EQ(index_.model(slots_[model]).other_frame_count, two_frames);
       ASSERT_EQ(index_.model(slots_[model]).node_count, nodes_[model].size());
       ASSERT_EQ(index_.model(slots_[model]).record_bytes, record_bytes);
       count += nodes_[model].size();
