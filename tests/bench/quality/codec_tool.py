@@ -1,6 +1,7 @@
 """The store's own codec, through its command codec_tool: fits profiles, codes texts.
 
-  codec_tool fit --spec SPEC.json --samples FOLDER --queries FILE.npz [--option K=V]... --out PROFILE
+  codec_tool fit --spec SPEC.json --samples FOLDER [--queries FILE.npz] [--gradients FILE]
+                 [--option K=V]... --out PROFILE
   codec_tool code --spec SPEC.json --profile PROFILE --level LEVEL --block-tokens N [--option K=V]...
                   --tokens FILE.tokens --kv FILE.kv --out FILE.kv
 
@@ -27,7 +28,11 @@ _PATH = pathlib.Path(__file__).resolve().parents[3] / "build/release/tests/bench
 
 
 class CodecToolError(Exception):
-    """The tool is not there, failed, or wrote what it should not."""
+    """The tool failed, or wrote what it should not."""
+
+
+class CodecToolMissing(CodecToolError):
+    """The tool is not built."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,27 +44,33 @@ class Coded:
 
 
 def tool_path() -> pathlib.Path:
-    """Errors: CodecToolError when it is not built."""
+    """Errors: CodecToolMissing."""
     if not _PATH.is_file():
-        raise CodecToolError("no build/release/tests/bench/codec_tool: build target codec_tool")
+        raise CodecToolMissing("no build/release/tests/bench/codec_tool: build target codec_tool")
     return _PATH
 
 
-def fit(samples: pathlib.Path, options: Mapping[str, object]) -> pathlib.Path:
+def fit(samples: pathlib.Path, options: Mapping[str, object], with_queries: bool = True,
+        gradients: pathlib.Path | None = None) -> pathlib.Path:
     """The profile fitted with these options; made where the cache lacks it, with the tool's progress.
 
-    samples: a folder of kv_files.prepare, with queries.
+    samples: a folder of kv_files.prepare, with queries. gradients: a file of them, where there is one.
     """
+    inputs: list[object] = ["--samples", samples]
+    if with_queries:
+        inputs += ["--queries", samples / kv_files.QUERIES_NAME]
     digest = hashlib.sha256(tool_path().read_bytes())
-    digest.update(f"{samples.name} {sorted(options.items())} {_spec()}".encode())
+    digest.update(f"{samples.name} {with_queries} {sorted(options.items())} {_spec()}".encode())
+    if gradients is not None:
+        inputs += ["--gradients", gradients]
+        digest.update(gradients.read_bytes())
     profile = kv_files.cache_folder() / "profiles" / digest.hexdigest()[:24]
     if profile.exists():
         return profile
     profile.parent.mkdir(parents=True, exist_ok=True)
     unfinished = profile.with_name(f"{profile.name}.{os.getpid()}")
     try:
-        _run("fit", "--samples", samples, "--queries", samples / kv_files.QUERIES_NAME,
-             *_option_arguments(options), "--out", unfinished, show_progress=True)
+        _run("fit", *inputs, *_option_arguments(options), "--out", unfinished, show_progress=True)
         os.replace(unfinished, profile)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -85,6 +85,17 @@ def test_a_profile_is_fitted_once_per_samples_and_options(tool):
     assert [path.name for path in profile.parent.iterdir() if "." in path.name] == []
 
 
+def test_a_fit_has_the_inputs_that_its_scheme_names(tool):
+    gradients = tool / "gradients"
+    gradients.write_bytes(b"some")
+    scheme = schemes.Codec("x", "kvtrie", "high", with_queries=False, gradients=gradients)
+    profile = scheme.fitted(tool / "samples").profile
+    (_, flags, _, _), = _calls(tool)
+    assert flags["gradients"] == str(gradients) and "queries" not in flags
+    gradients.write_bytes(b"others")
+    assert scheme.fitted(tool / "samples").profile != profile
+
+
 def test_a_scheme_restores_what_the_tool_writes(tool):
     scheme = schemes.Codec("x", "kvtrie", "high", code={"dead_zone": 0.15}).fitted(tool / "samples")
     kv = _kv(64)

@@ -27,8 +27,8 @@ class FakeModel:
         self._output = rng.standard_normal((np.prod(kv_shape), CONFIG.vocab_size)) / 4
         self.extended: list[int] = []  # how many tokens each call of extend computed
 
-    def new_cache(self, max_tokens: int) -> smollm2.KvCache:
-        return smollm2.KvCache(CONFIG, max_tokens)
+    def new_cache(self, max_tokens: int, round_kv: bool = True) -> smollm2.KvCache:
+        return smollm2.KvCache(CONFIG, max_tokens, round_kv=round_kv)
 
     def extend(self, cache: smollm2.KvCache, token_ids: Sequence[int],
                logits: str = "last") -> np.ndarray | None:
@@ -46,7 +46,9 @@ class FakeModel:
         if cache.length:
             last = cache.length - 1
             kv = kv + 0.5 * np.stack([cache.k[:, :, last], cache.v[:, :, last]], axis=1)
-        kv = smollm2.round_to_bf16(np.ascontiguousarray(kv, np.float32))
+        kv = np.ascontiguousarray(kv, np.float32)
+        if cache.round_kv:
+            kv = smollm2.round_to_bf16(kv)
         cache.k[:, :, cache.length], cache.v[:, :, cache.length] = kv[:, 0], kv[:, 1]
         cache.length += 1
         return (kv.reshape(-1) @ self._output).astype(np.float32)

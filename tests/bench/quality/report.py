@@ -27,6 +27,8 @@ _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 
                 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064,
                 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
 
+_BIT_TICKS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 6, 8, 12, 16)
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -93,7 +95,7 @@ def table(all_rows: Sequence[dict]) -> str:
                           (corpus.GERMAN.domain, corpus.GERMAN.domain)):
         own = [row for row in all_rows if row["domain"] == domain]
         if own:
-            parts.append(_domain_table(f"{title} ({own[0]['texts']} texts)", own))
+            parts.append(_domain_table(f"{title}; texts: {own[0]['texts']}", own))
     own = [row for row in all_rows if row["domain"] == SESSION]
     if own:
         parts.append(_session_table(own))
@@ -152,7 +154,11 @@ def draw(all_rows: Sequence[dict], path: pathlib.Path) -> None:
                           textcoords="offset points", fontsize=7)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    limits = axes.get_xlim()
+    axes.set_xticks([bits for bits in _BIT_TICKS if limits[0] < bits < limits[1]])
+    axes.set_xlim(limits)
     axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
     axes.set_xlabel("bits per component of K and V, every byte counted")
     axes.set_ylabel("mean KL to the exact cache, nats")
     axes.set_title("A restored prefix of 768 tokens, judged on the next 256 (English)")

@@ -65,9 +65,9 @@ def test_sessions_do_not_count_for_the_domains(outcomes):
 def test_table_names_every_scheme_and_german_apart(outcomes):
     text = report.table(report.rows([_ONE, _TWO], outcomes))
     english, german, sessions_part = text.split("\n\n")
-    assert english.startswith("English, mean over prose, quotes, code, chat (8 texts)")
+    assert english.startswith("English, mean over prose, quotes, code, chat; texts: 8")
     assert "one" in english and "two" in english and "4.50000" in english and "±" in english
-    assert german.startswith("German (1 texts)") and "100.00000" in german
+    assert german.startswith("German; texts: 1") and "100.00000" in german
     assert "turn 3" in sessions_part and "9.00000" in sessions_part
 
 

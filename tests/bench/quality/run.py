@@ -64,19 +64,19 @@ def chosen_schemes(quick: bool, only: Sequence[str]) -> list[schemes.Scheme]:
 
 
 def fit_codecs(chosen: Sequence[schemes.Scheme], calibration_folder: Callable[[], pathlib.Path]
-               ) -> tuple[list[schemes.Scheme], dict[str, str]]:
-    """The schemes ready to restore, and the reasons why others are not, by name."""
-    ready, reasons = [], {}
+               ) -> tuple[list[schemes.Scheme], dict[str, codec_tool.CodecToolError]]:
+    """The schemes ready to restore, and the errors because of which others are not, by name."""
+    ready, errors = [], {}
     for scheme in chosen:
         if isinstance(scheme, schemes.Codec):
             try:
                 codec_tool.tool_path()
                 scheme = scheme.fitted(calibration_folder())
             except codec_tool.CodecToolError as error:
-                reasons[scheme.name] = str(error)
+                errors[scheme.name] = error
                 continue
         ready.append(scheme)
-    return ready, reasons
+    return ready, errors
 
 
 def test_texts(quick: bool) -> tuple[list[corpus.Text], list[corpus.Text]]:
@@ -170,9 +170,7 @@ def main() -> int:
         texts, judged = test_texts(options.quick)
         folder = kv_files.prepare("test", texts, with_queries=False, pool=pool)
         calibration = functools.cache(lambda: calibration_folder(pool))
-        chosen, reasons = fit_codecs(chosen_schemes(options.quick, options.only), calibration)
-        skipped = dict(reasons)
-
+        chosen, errors = fit_codecs(chosen_schemes(options.quick, options.only), calibration)
         tasks = [(judge_text, (folder, text, scheme)) for text in judged for scheme in chosen]
         if not options.quick:
             english = [text for text in texts if text.domain in corpus.ENGLISH_DOMAINS]
@@ -182,21 +180,23 @@ def main() -> int:
         outcomes = []
         for (_, (_, _, scheme)), result in zip(tasks, pool.run("schemes x texts", tasks)):
             if isinstance(result, codec_tool.CodecToolError):
-                reasons[scheme.name] = str(result)
+                errors[scheme.name] = result
             else:
                 outcomes += result
 
-    rows = report.rows([scheme for scheme in chosen if scheme.name not in reasons], outcomes)
+    rows = report.rows([scheme for scheme in chosen if scheme.name not in errors], outcomes)
     print(report.table(rows))
-    for name, reason in reasons.items():
-        print(f"no row for {name}: {reason}")
+    for name, error in errors.items():
+        print(f"no row for {name}: {error}")
     print(f"{time.monotonic() - start:.0f} s on {options.jobs} processes")
     if options.json:
         kv_files.write_atomically(options.json,
                                   "".join(json.dumps(row) + "\n" for row in rows).encode())
     if options.png:
         report.draw(rows, options.png)
-    return 0 if rows and reasons == skipped else 1
+    failed = [error for error in errors.values()
+              if not isinstance(error, codec_tool.CodecToolMissing)]
+    return 0 if rows and not failed else 1
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Restored:
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """A code of baselines.py by name. exact_tokens: leading tokens of the session kept in 16 bits."""
+    """A code of baselines.py by name. first_exact: the session's first token is kept in 16 bits."""
 
     name: str
     family: str
@@ -53,7 +53,10 @@ class Baseline:
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """The store's codec at a quality level. fit, code: options of codec_tool's verbs."""
+    """The store's codec at a quality level. fit, code: options of codec_tool's verbs.
+
+    with_queries, gradients: what it is fitted with beside the calibration texts.
+    """
 
     name: str
     family: str
@@ -63,11 +66,14 @@ class Codec:
     quick: bool = False
     sessions: bool = False
     against_float32: bool = False
+    with_queries: bool = True
+    gradients: pathlib.Path | None = None
     profile: pathlib.Path | None = None  # set by fitted()
 
     def fitted(self, samples: pathlib.Path) -> "Codec":
         """This scheme with its profile. Errors: codec_tool.CodecToolError."""
-        return dataclasses.replace(self, profile=codec_tool.fit(samples, self.fit))
+        profile = codec_tool.fit(samples, self.fit, self.with_queries, self.gradients)
+        return dataclasses.replace(self, profile=profile)
 
     def restore(self, token_ids: Sequence[int], kv: np.ndarray, first_token: int = 0) -> Restored:
         """Codes the blocks from first_token on as a put of them into this session does: with the whole

@@ -23,32 +23,32 @@ def model() -> smollm2.SmolLM2:
 
 
 class Progress:
-    """Says on stderr how far something is, not too often. Nothing within the first two seconds."""
+    """Says on stderr how far something is: at once, at the end, and in between not too often."""
 
     def __init__(self, what: str, total: int):
         self._what, self._total = what, total
-        self._start = time.monotonic()
-        self._next = self._start + 2
-        self._shown = False
+        self._start = self._last = time.monotonic()
+        self._print(0)
 
     def show(self, done: int) -> None:
         """Says it where it is time to."""
-        now = time.monotonic()
-        if now < self._next:
-            return
-        terminal = sys.stderr.isatty()
-        self._next = now + (_TERMINAL_SECONDS if terminal else _LOG_SECONDS)
-        self._shown = True
-        self._print(done, now, "" if terminal else "\n")
+        if time.monotonic() - self._last >= (_TERMINAL_SECONDS if _on_terminal() else _LOG_SECONDS):
+            self._print(done)
 
     def finish(self) -> None:
-        if self._shown:
-            self._print(self._total, time.monotonic(), "\n")
+        self._print(self._total, end="\n")
 
-    def _print(self, done: int, now: float, end: str) -> None:
-        start = "\r" if sys.stderr.isatty() else ""
-        print(f"{start}{self._what}: {done}/{self._total}, {now - self._start:.0f} s", end=end,
-              file=sys.stderr, flush=True)
+    def _print(self, done: int, end: str = "") -> None:
+        self._last = time.monotonic()
+        line = f"{self._what}: {done}/{self._total}, {self._last - self._start:.0f} s"
+        if _on_terminal():
+            print(f"\r{line}", end=end, file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+
+def _on_terminal() -> bool:
+    return sys.stderr.isatty()
 
 
 class Pool:
