@@ -178,7 +178,8 @@ def main() -> int:
                       for text in first_of_each_domain(english, _SESSION_TEXTS)
                       for scheme in chosen if scheme.sessions]
         outcomes = []
-        for (_, (_, _, scheme)), result in zip(tasks, pool.run("schemes x texts", tasks)):
+        # Results first: zip then runs to their end, which is what finishes the progress.
+        for result, (_, (_, _, scheme)) in zip(pool.run("schemes x texts", tasks), tasks):
             if isinstance(result, codec_tool.CodecToolError):
                 errors[scheme.name] = result
             else:
