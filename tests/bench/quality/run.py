@@ -43,6 +43,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--png", type=pathlib.Path, help="draw bits against KL there")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], metavar="NAME,...",
                         help="these schemes: " + ", ".join(s.name for s in schemes.SCHEMES))
+    parser.add_argument("--prepare", action="store_true",
+                        help="only make the folders of calibration and test texts, and name them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(),
                         help="processes (default: the cores)")
     options = parser.parse_args()
@@ -170,6 +172,9 @@ def main() -> int:
         texts, judged = test_texts(options.quick)
         folder = kv_files.prepare("test", texts, with_queries=False, pool=pool)
         calibration = functools.cache(lambda: calibration_folder(pool))
+        if options.prepare:
+            print(f"calibration {calibration()}\ntest {folder}")
+            return 0
         chosen, errors = fit_codecs(chosen_schemes(options.quick, options.only), calibration)
         tasks = [(judge_text, (folder, text, scheme)) for text in judged for scheme in chosen]
         if not options.quick:

@@ -110,6 +110,12 @@ def test_a_run_writes_rows_and_a_picture(command, tmp_path, capsys):
     assert "schemes x texts: 19/19" in said.err
 
 
+def test_prepare_names_the_folders(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "calibration_folder", lambda pool: tmp_path / "calibration")
+    assert command("--prepare") == 0
+    assert capsys.readouterr().out == f"calibration {tmp_path}/calibration\ntest {tmp_path}\n"
+
+
 def test_a_run_without_rows_fails(command):
     assert command("--only", "kvtrie high") == 1
 
