@@ -27,14 +27,19 @@ class KvCache:
 
     k, v: [layers, KV heads, capacity, head_dim] float32 that hold bfloat16 values; K after RoPE.
     What lies at or after `length` is finite and without meaning.
-    k_before_rope: the same shape, not rounded, or None where it was not asked for. Restoring a
-    cache from stored blocks does not restore it.
+    k_before_rope: the same shape, not rounded, or None where it was not asked for. q_before_rope:
+    [layers, query heads, capacity, head_dim], likewise. Restoring a cache from stored blocks does
+    not restore them.
+    round_kv: False keeps K and V as they are computed, in float32, and attends to them so. That is
+    what rounding is judged against; such a cache cannot go through the store.
     """
 
     def __init__(self,
                  config: smollm2_weights.ModelConfig,
                  max_tokens: int,
-                 keep_k_before_rope: bool = False):
+                 keep_k_before_rope: bool = False,
+                 keep_q_before_rope: bool = False,
+                 round_kv: bool = True):
         if not 1 <= max_tokens <= config.context_tokens:
             raise ValueError(f"{max_tokens} tokens; the model's context is {config.context_tokens}")
         capacity = -(-max_tokens // CHUNK_TOKENS) * CHUNK_TOKENS
@@ -42,9 +47,12 @@ class KvCache:
         self.config = config
         self.max_tokens = max_tokens
         self.length = 0
+        self.round_kv = round_kv
         self.k = np.zeros(shape, np.float32)
         self.v = np.zeros(shape, np.float32)
         self.k_before_rope = np.zeros(shape, np.float32) if keep_k_before_rope else None
+        query_shape = (config.layer_count, config.query_head_count, capacity, config.head_dim)
+        self.q_before_rope = np.zeros(query_shape, np.float32) if keep_q_before_rope else None
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens."""
@@ -82,12 +90,13 @@ class SmolLM2:
         self._weights = smollm2_weights.load_weights()
         self._cos, self._sin = _rope_table(self.config)
 
-    def new_cache(self, max_tokens: int, keep_k_before_rope: bool = False) -> KvCache:
-        """An empty cache. Memory: 46 kB per token, half as much again with K before RoPE.
+    def new_cache(self, max_tokens: int, **options: bool) -> KvCache:
+        """An empty cache; options as of KvCache.
 
+        Memory: 46 kB per token, with K before RoPE 23 kB more, with Q before RoPE 69 kB more.
         Errors: ValueError when the model's context is shorter than `max_tokens`.
         """
-        return KvCache(self.config, max_tokens, keep_k_before_rope)
+        return KvCache(self.config, max_tokens, **options)
 
     def extend(self,
                cache: KvCache,
@@ -197,14 +206,19 @@ class SmolLM2:
         for layer in range(config.layer_count):
             qkv = self._norm(x, 2 * layer) @ weights.qkv[layer].T
             q, k, v = np.split(qkv, [q_width, q_width + kv_width], axis=1)
-            q = _rotate(q.reshape(row_count, -1, head_dim), cos, sin)
+            q_before_rope = q.reshape(row_count, -1, head_dim)
+            q = _rotate(q_before_rope, cos, sin)
             k_before_rope = k.reshape(row_count, kv_head_count, head_dim)
-            k = round_to_bf16(_rotate(k_before_rope, cos, sin))
-            v = round_to_bf16(v.reshape(row_count, kv_head_count, head_dim))
+            k = _rotate(k_before_rope, cos, sin)
+            v = v.reshape(row_count, kv_head_count, head_dim)
+            if cache.round_kv:
+                k, v = round_to_bf16(k), round_to_bf16(v)
             cache.k[layer, :, new] = k[live].swapaxes(0, 1)
             cache.v[layer, :, new] = v[live].swapaxes(0, 1)
             if cache.k_before_rope is not None:
                 cache.k_before_rope[layer, :, new] = k_before_rope[live].swapaxes(0, 1)
+            if cache.q_before_rope is not None:
+                cache.q_before_rope[layer, :, new] = q_before_rope[live].swapaxes(0, 1)
 
             # [KV heads, queries, keys]: query head h reads KV head h // group_size.
             q = q.swapaxes(0, 1).reshape(kv_head_count, group_size * row_count, head_dim)

@@ -1,0 +1,6 @@
+"""The model's modules beside those of this folder."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "model"))

@@ -1,0 +1,99 @@
+"""Folders of texts with their KV, as the codec's tools read them, kept in the cache.
+
+For each text NAME.tokens, u32le, and NAME.kv: K and V of these tokens in the store's raw order
+([layer][K, V][token][KV head][dim], bfloat16, K after RoPE), the text as one run. Beside calibration
+texts QUERIES_NAME, the statistics of the queries over all of them.
+
+A folder's name is a digest of all that it depends on, and it appears whole or not at all. 18 MB per text;
+folders that are no longer used may be removed at any time.
+"""
+
+import functools
+import hashlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+
+import numpy as np
+
+import corpus
+import kv_blocks
+import query_statistics
+import smollm2
+import smollm2_weights
+import workers
+
+QUERIES_NAME = "queries.npz"
+
+
+def cache_folder() -> pathlib.Path:
+    root = os.environ.get("KVTRIE_CACHE") or pathlib.Path.home() / ".cache" / "kvtrie"
+    return pathlib.Path(root) / "quality"
+
+
+def write_atomically(path: pathlib.Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_bytes(data)
+    os.replace(unfinished, path)
+
+
+@functools.cache
+def model_digest() -> str:
+    """Names what decides the model's KV and logits: weights, code, the library that multiplies."""
+    digest = hashlib.sha256(f"{smollm2_weights.gguf_sha256()} {np.__version__}".encode())
+    for module in (smollm2, smollm2_weights, kv_blocks):
+        digest.update(pathlib.Path(module.__file__).read_bytes())
+    return digest.hexdigest()
+
+
+def prepare(name: str, texts: Sequence[corpus.Text], with_queries: bool,
+            pool: workers.Pool) -> pathlib.Path:
+    """The folder with the KV of each text's first PREFIX_TOKENS tokens, computed where it is missing."""
+    digest = hashlib.sha256(model_digest().encode())
+    digest.update(pathlib.Path(__file__).read_bytes())
+    for text in texts:
+        digest.update(f"{text.name} {text.token_ids[:corpus.PREFIX_TOKENS]}".encode())
+    folder = cache_folder() / f"{name}-{digest.hexdigest()[:24]}"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
+    try:
+        statistics = query_statistics.QueryStatistics(smollm2_weights.load_config())
+        tasks = [(_write_text, (unfinished, text, with_queries)) for text in texts]
+        for part in pool.run(f"KV of the {name} texts", tasks):
+            if part is not None:
+                statistics.merge(part)
+        if with_queries:
+            statistics.save(unfinished / QUERIES_NAME)
+        os.rename(unfinished, folder)
+    except OSError:
+        if not folder.exists():  # Otherwise another process was faster, and its files are the same.
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def read_kv(folder: pathlib.Path, name: str) -> np.ndarray:
+    """Float32 [layers, 2 (K, V), tokens, KV heads, head_dim] of a text."""
+    kv = (folder / f"{name}.kv").read_bytes()
+    return kv_blocks.unpack_block(smollm2_weights.load_config(), kv, corpus.PREFIX_TOKENS)
+
+
+def _write_text(folder: pathlib.Path, text: corpus.Text,
+                with_queries: bool) -> query_statistics.QueryStatistics | None:
+    model = workers.model()
+    token_ids = text.token_ids[:corpus.PREFIX_TOKENS]
+    cache = model.new_cache(len(token_ids), keep_q_before_rope=with_queries)
+    model.extend(cache, token_ids, logits="none")
+    (folder / f"{text.name}.tokens").write_bytes(np.array(token_ids, "<u4").tobytes())
+    (folder / f"{text.name}.kv").write_bytes(kv_blocks.pack_block(cache, 0, len(token_ids)))
+    if not with_queries:
+        return None
+    statistics = query_statistics.QueryStatistics(model.config)
+    statistics.add(cache)
+    return statistics

@@ -1,0 +1,116 @@
+"""All schemes that can be judged, one line each.
+
+A scheme is a picklable object: it restores, of a session whose KV is known, what is stored behind
+`first_token`. What is restored is a bfloat16 cache again, whatever the scheme computes with.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+import baselines
+import codec_tool
+import smollm2
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """kv: float32 of bfloat16 values [layers, 2, tokens from first_token on, KV heads, head_dim].
+
+    byte_count: what was stored for these tokens.
+    """
+
+    kv: np.ndarray
+    byte_count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """A code of baselines.py by name. first_exact: the session's first token is kept in 16 bits."""
+
+    name: str
+    family: str
+    code: str
+    code_arguments: tuple[int, ...] = ()
+    first_exact: bool = False
+    quick: bool = False  # judged with --quick
+    sessions: bool = False  # measured over turns too
+    against_float32: bool = False  # the reference is a cache that was never rounded
+
+    def restore(self, token_ids: Sequence[int], kv: np.ndarray, first_token: int = 0) -> Restored:
+        """Codes the tokens from first_token on by themselves."""
+        del token_ids
+        code = getattr(baselines, self.code)
+        code = code(*self.code_arguments) if self.code_arguments else code
+        if self.first_exact and first_token == 0:
+            code = baselines.first_exact(code)
+        restored, bits = code(kv[:, :, first_token:])
+        return Restored(smollm2.round_to_bf16(restored), math.ceil(bits / 8))
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """The store's codec at a quality level. fit, code: options of codec_tool's verbs.
+
+    with_queries, gradients: what it is fitted with beside the calibration texts.
+    """
+
+    name: str
+    family: str
+    level: str
+    fit: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    code: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    quick: bool = False
+    sessions: bool = False
+    against_float32: bool = False
+    with_queries: bool = True
+    gradients: pathlib.Path | None = None
+    profile: pathlib.Path | None = None  # set by fitted()
+
+    def fitted(self, samples: pathlib.Path) -> "Codec":
+        """This scheme with its profile. Errors: codec_tool.CodecToolError."""
+        profile = codec_tool.fit(samples, self.fit, self.with_queries, self.gradients)
+        return dataclasses.replace(self, profile=profile)
+
+    def restore(self, token_ids: Sequence[int], kv: np.ndarray, first_token: int = 0) -> Restored:
+        """Codes the blocks from first_token on as a put of them into this session does: with the whole
+        session known. REQUIRES: fitted; whole blocks."""
+        coded = codec_tool.code(self.profile, self.level, self.code, token_ids, kv)
+        first_block = first_token // codec_tool.BLOCK_TOKENS
+        return Restored(coded.kv[:, :, first_token:], sum(coded.block_bytes[first_block:]))
+
+
+Scheme = Baseline | Codec
+
+
+def _turboquant(k_bits: int, v_bits: int, first_exact: bool, **options: bool) -> Baseline:
+    bits = f"{k_bits} bit" if k_bits == v_bits else f"K{k_bits}V{v_bits}"
+    family = "TurboQuant, first exact" if first_exact else "TurboQuant"
+    name = f"TurboQuant {bits}" + (" first exact" if first_exact else "")
+    return Baseline(name, family, "turboquant", (k_bits, v_bits), first_exact, **options)
+
+
+SCHEMES: tuple[Scheme, ...] = (
+    Baseline("raw bf16", "float", "bf16", against_float32=True),
+    Baseline("fp8 e4m3", "float", "fp8_e4m3", quick=True, sessions=True),
+    Baseline("q8_0", "ggml", "q8_0"),
+    Baseline("q4_0", "ggml", "q4_0", quick=True),
+    Baseline("KIVI-like 4 bit", "KIVI-like", "kivi_like", (4,), quick=True, sessions=True),
+    Baseline("KIVI-like 3 bit", "KIVI-like", "kivi_like", (3,)),
+    Baseline("KIVI-like 2 bit", "KIVI-like", "kivi_like", (2,)),
+    _turboquant(5, 5, False),
+    _turboquant(4, 4, False, quick=True),
+    _turboquant(3, 3, False, quick=True),
+    _turboquant(2, 2, False),
+    _turboquant(5, 5, True),
+    _turboquant(5, 4, True),
+    _turboquant(4, 4, True, sessions=True),
+    _turboquant(4, 3, True),
+    _turboquant(3, 3, True),
+    _turboquant(2, 2, True),
+    Codec("kvtrie high", "kvtrie", "high", quick=True, sessions=True),
+    Codec("kvtrie near-exact", "kvtrie", "near-exact", sessions=True),
+)
