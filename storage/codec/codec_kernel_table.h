@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "storage/codec/residual_entropy.h"
+
 namespace kvtrie {
 
 // The inner loops of one set. Each is described where it is used; pointers are to arrays whose
@@ -10,7 +12,7 @@ namespace kvtrie {
 struct CodecKernels {
   // rans.cc
   std::uint8_t* (*rans_encode)(const std::uint32_t* records, std::size_t step_count,
-                               std::uint8_t* end);
+                               std::uint32_t* states, std::uint8_t* end);
   void (*rans_record_symbols)(const std::uint32_t* tables, const std::uint8_t* table_of,
                               const std::uint8_t* symbols, std::size_t count,
                               std::uint32_t* records);
@@ -33,6 +35,16 @@ struct CodecKernels {
                              std::size_t head_dim, std::size_t pair_count, const float* angles,
                              float direction);
   bool (*all_below)(const float* values, std::size_t count, float limit);
+
+  // residual_codec.cc; residual_kernels.h describes them
+  void (*residual_start)(const std::uint8_t* bytes, std::size_t byte_count, RansState* state);
+  bool (*residual_finished)(const RansState* state);
+  void (*residual_decode)(const ResidualTables& tables, const ResidualPlane& plane,
+                          LaneMask active, RansState* state, ResidualCarry* carry, float* values);
+  std::size_t (*residual_encode)(const ResidualTables& tables, const ResidualPlane& plane,
+                                 LaneMask active, const std::int32_t* exponents,
+                                 const float* targets, ResidualCarry* carry, float* values,
+                                 std::uint32_t* records);
 };
 
 }  // namespace kvtrie

@@ -5,6 +5,7 @@
 #include "storage/codec/codec_kernel_table.h"
 #include "storage/codec/rans_kernels.h"
 #include "storage/codec/raw_kv_kernels.h"
+#include "storage/codec/residual_kernels.h"
 
 namespace kvtrie {
 
@@ -24,6 +25,10 @@ const CodecKernels KV_KERNELS = {
     .rotate_half_split = RotateHalfSplit,
     .rotate_interleaved = RotateInterleaved,
     .all_below = AllBelow,
+    .residual_start = ResidualStart,
+    .residual_finished = ResidualFinished,
+    .residual_decode = ResidualDecodePlane,
+    .residual_encode = ResidualEncodePlane,
 };
 
 }  // namespace kvtrie

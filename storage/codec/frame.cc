@@ -172,7 +172,12 @@ std::span<const std::byte> FrameView::body() const {
 
 FrameBinding FrameView::binding() const {
   KV_CHECK(codec() != CodecId::kRaw);
-  const std::byte* const at = body().data();
+  return ReadFrameBinding(body());
+}
+
+FrameBinding ReadFrameBinding(std::span<const std::byte> from) {
+  KV_CHECK(from.size() >= kFrameBindingBytes);
+  const std::byte* const at = from.data();
   return {.first_position = LoadLittle<std::uint32_t>(at),
           .tokens_crc32c = LoadLittle<std::uint32_t>(at + kBoundTokensOffset),
           .profile = LoadLittle<ProfileId>(at + kBoundProfileOffset)};

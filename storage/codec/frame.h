@@ -36,6 +36,8 @@ inline constexpr std::size_t kFrameBindingBytes = 24;
 
 // REQUIRES: `to` has kFrameBindingBytes.
 void WriteFrameBinding(const FrameBinding& binding, std::span<std::byte> to);
+// REQUIRES: `body` has kFrameBindingBytes at least.
+FrameBinding ReadFrameBinding(std::span<const std::byte> body);
 
 // The encoded KV of one block: header, section table, body (FORMAT.md beside this file). A frame
 // says what it is, so that a reader needs nothing but the model's geometry.

@@ -1,6 +1,7 @@
 #include "storage/codec/rans.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/check.h"
@@ -108,20 +109,42 @@ void RansEncoder::AddBits(std::span<const std::uint8_t> bit_counts,
 }
 
 absl::Status RansEncoder::Finish(std::vector<std::byte>& to) {
+  std::vector<std::size_t> none;
+  return Finish(to, none, none);
+}
+
+absl::Status RansEncoder::Finish(std::vector<std::byte>& to,
+                                 std::span<const std::size_t> step_marks,
+                                 std::vector<std::size_t>& bytes_at) {
   std::uint32_t all_bits = 0;
   for (const std::uint32_t record : records_) all_bits |= record;
-  const std::size_t step_count = records_.size() / kLanes;
+  std::size_t step_end = records_.size() / kLanes;
   if ((all_bits & kRansImpossible) != 0) {
     records_.clear();
     return absl::InvalidArgumentError("rans: a symbol that its table has not");
   }
   // A lane writes at most one word in a step.
-  const std::size_t most_bytes = kRansStateBytes + step_count * kLanes * 2;
+  const std::size_t most_bytes = kRansStateBytes + step_end * kLanes * 2;
   if (room_.size() < most_bytes) room_.resize(most_bytes);
   std::uint8_t* const end = room_.data() + room_.size();
-  const std::uint8_t* const begin = Kernels().rans_encode(records_.data(), step_count, end);
+  std::uint8_t* begin = end;
+  std::uint32_t states[kLanes];
+  std::fill_n(states, kLanes, kRansStateMin);
+  bytes_at.resize(step_marks.size());
+  for (std::size_t i = step_marks.size() + 1; i-- > 0;) {
+    const std::size_t step = i == 0 ? 0 : step_marks[i - 1];
+    KV_CHECK(step <= step_end);
+    begin = Kernels().rans_encode(records_.data() + step * kLanes, step_end - step, states, begin);
+    if (i > 0) bytes_at[i - 1] = static_cast<std::size_t>(end - begin);
+    step_end = step;
+  }
+  begin -= kRansStateBytes;
+  std::memcpy(begin, states, sizeof states);
+  // What was counted from the end lies behind the mark.
+  const auto total = static_cast<std::size_t>(end - begin);
+  for (std::size_t& bytes : bytes_at) bytes = total - bytes;
   const auto* const first = reinterpret_cast<const std::byte*>(begin);
-  to.insert(to.end(), first, first + (end - begin));
+  to.insert(to.end(), first, first + total);
   records_.clear();
   return absl::OkStatus();
 }

@@ -68,6 +68,10 @@ class RansEncoder {
   // Appends the bytes and starts anew. InvalidArgument when a symbol's table has not that symbol;
   // nothing is appended then.
   absl::Status Finish(std::vector<std::byte>& to);
+  // The same; bytes_at[i] is how many of them a decoder needs for the first step_marks[i] steps
+  // (ascending).
+  absl::Status Finish(std::vector<std::byte>& to, std::span<const std::size_t> step_marks,
+                      std::vector<std::size_t>& bytes_at);
 
  private:
   std::vector<std::uint32_t> records_;

@@ -50,8 +50,10 @@ KV_LANES_INLINE std::uint8_t* WriteWordsBefore(std::uint8_t* end, LaneMask mask,
   return begin;
 }
 
-std::uint8_t* RansEncode(const std::uint32_t* records, std::size_t step_count, std::uint8_t* end) {
-  U32x16 states = kRansStateMin;
+// Codes steps from the last to the first; their words end at `end`. Returns where they begin.
+std::uint8_t* RansEncode(const std::uint32_t* records, std::size_t step_count,
+                         std::uint32_t* lane_states, std::uint8_t* end) {
+  U32x16 states = Load(lane_states);
   for (std::size_t step = step_count; step-- > 0;) {
     const U32x16 record = Load(records + step * kLanes);
     const U32x16 frequency = (record & (kRansFrequencySum - 1)) + 1;
@@ -62,8 +64,7 @@ std::uint8_t* RansEncode(const std::uint32_t* records, std::size_t step_count, s
     states = (quotient << kRansFrequencyBits) + (states - quotient * frequency) +
              (record >> kRansFrequencyBits);
   }
-  end -= kRansStateBytes;
-  __builtin_memcpy(end, &states, sizeof states);
+  Store(states, lane_states);
   return end;
 }
 

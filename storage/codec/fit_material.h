@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "storage/codec/residual_profile.h"
+#include "storage/kv/model_spec.h"
+
+namespace kvtrie {
+
+// KV of the first tokens of a text: raw KV as one block of so many tokens, from position 0 on.
+struct KvSample {
+  std::span<const TokenId> tokens;
+  std::span<const std::byte> raw;
+  // Squared gradient of a loss further on, for each token: [plane][KV head][token]. Empty: not
+  // known.
+  std::span<const float> importance = {};
+};
+
+// Of the queries of a model, before RoPE.
+struct QueryStatistics {
+  std::uint32_t query_heads = 0;
+  std::span<const float> means;        // [layer][query head][k_head_dim]
+  std::span<const float> covariances;  // [layer][query head][k_head_dim][k_head_dim]
+};
+
+// What is known of a model beside its KV: it needs the weights, and gradients where there are any,
+// so it is made once and kept in a file.
+struct FitMaterial {
+  // [plane] what an error costs, [component][component]: symmetric, joins components of one KV
+  // head, on one scale for all planes. Empty: each component counts by its variance.
+  std::vector<std::vector<float>> metrics;
+  // Step exponents per plane: 0, 1, or one for each KV head (all layers have as many).
+  std::uint32_t group_count = 0;
+  ImportanceModel importance;  // no query heads: all tokens count the same
+
+  // The bytes of a file. Metrics are kept in 8 bits.
+  std::string Encode(std::span<const PlaneShape> planes) const;
+  // InvalidArgument: of another model, or damaged.
+  static absl::StatusOr<FitMaterial> Decode(std::span<const PlaneShape> planes,
+                                            std::string_view bytes);
+};
+
+// The planes of a model, in decode order.
+std::vector<PlaneShape> PlanesOf(const ModelSpec& spec);
+
+struct ImportanceFitOptions {
+  bool group_per_head = false;
+  std::uint32_t covariance_rank = 8;
+};
+
+// Fits what predicts importance: to samples that have gradients where there are any; without, the
+// expected attention itself is taken. Errors: InvalidArgument.
+absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
+                                              std::span<const KvSample> samples,
+                                              const QueryStatistics& queries,
+                                              const ImportanceFitOptions& options);
+
+}  // namespace kvtrie

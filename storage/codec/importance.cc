@@ -1,0 +1,298 @@
+#include "storage/codec/importance.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "storage/base/check.h"
+
+namespace kvtrie {
+namespace {
+
+constexpr std::size_t kDistances = std::size(kImportanceDistances);
+
+// Scores are bounded, so that no exponential overflows, and logs start above their noise.
+constexpr float kScoreMin = -15;
+constexpr float kScoreMax = 12;
+constexpr float kAttentionFloor = 1e-4f;
+constexpr float kEnergyFloor = 1e-6f;
+
+// Heads of the layer with the most, for which there are features; other layers leave theirs zero.
+std::size_t HeadsMax(std::span<const PlaneShape> planes) {
+  std::size_t heads = 0;
+  for (const PlaneShape& plane : planes) heads = std::max<std::size_t>(heads, plane.heads);
+  return heads;
+}
+
+std::size_t LayerCount(std::span<const PlaneShape> planes) { return planes.back().layer + 1; }
+
+// Expected attention: mean over heads and each KV head, per distance. Energies: K and V, whole and
+// of each head.
+std::size_t AttentionFeatures(std::size_t heads) { return kDistances * (1 + heads); }
+std::size_t LayerFeatures(std::size_t heads) { return AttentionFeatures(heads) + 2 * (1 + heads); }
+
+// A layer's own, the attention features' mean over layers, those below, those above; and 1.
+std::size_t FeatureCount(std::size_t heads) {
+  return LayerFeatures(heads) + 3 * AttentionFeatures(heads) + 1;
+}
+
+// Turns a head's vector by `distance` positions against RoPE's direction: a query turned so,
+// against K before RoPE, is the query and K that far apart.
+void Turn(std::span<float> vector, const RopePairs& rope, double distance) {
+  const std::size_t pairs = rope.frequencies.size();
+  for (std::size_t i = 0; i < pairs; ++i) {
+    const std::size_t a = rope.interleaved ? 2 * i : i;
+    const std::size_t b = rope.interleaved ? 2 * i + 1 : i + pairs;
+    const double angle = distance * rope.frequencies[i];
+    const double x = vector[a], y = vector[b];
+    vector[a] = static_cast<float>(x * std::cos(angle) - y * std::sin(angle));
+    vector[b] = static_cast<float>(y * std::cos(angle) + x * std::sin(angle));
+  }
+}
+
+}  // namespace
+
+RopePairs RopePairs::Of(const ModelSpec& spec) {
+  RopePairs pairs;
+  const std::uint32_t head_dim = KvGeometry(spec).head_dim(0, KvKind::kK);
+  const std::uint32_t dims = spec.rope.rotary_dims == 0 ? head_dim : spec.rope.rotary_dims;
+  if (spec.rope.pairing == RopePairing::kNone || !spec.rope.scaling.empty() ||
+      !(spec.rope.theta > 0) || dims > head_dim || dims % 2 != 0) {
+    return pairs;
+  }
+  pairs.interleaved = spec.rope.pairing == RopePairing::kInterleaved;
+  for (std::uint32_t i = 0; i < dims; i += 2) {
+    pairs.frequencies.push_back(std::pow(spec.rope.theta, -static_cast<double>(i) / dims));
+  }
+  return pairs;
+}
+
+ImportanceSizes SizesOf(std::span<const PlaneShape> planes, std::uint32_t group_count,
+                        const ImportanceModel& model) {
+  if (model.query_heads == 0) return {};
+  ImportanceSizes sizes;
+  for (const PlaneShape& plane : planes) {
+    if (plane.is_v) continue;
+    sizes.query_means += std::size_t{model.query_heads} * plane.head_dim;
+    sizes.query_factors += std::size_t{model.query_heads} * model.covariance_rank * plane.head_dim;
+    sizes.normalizers += kDistances * model.query_heads;
+  }
+  sizes.weights = planes.size() * group_count * FeatureCount(HeadsMax(planes));
+  return sizes;
+}
+
+std::size_t ImportanceFeatureCount(std::span<const PlaneShape> planes) {
+  return FeatureCount(HeadsMax(planes));
+}
+
+ImportanceEstimator::ImportanceEstimator(const ResidualProfile& profile, const RopePairs& rope)
+    : planes_(profile.planes), group_count_(profile.group_count), model_(profile.importance) {
+  const std::size_t rank = model_.covariance_rank;
+  const float* mean = model_.query_means.data();
+  const float* factor = model_.query_factors.data();
+  for (const PlaneShape& plane : planes_) {
+    if (plane.is_v) continue;
+    const std::size_t dim = plane.head_dim;
+    const std::size_t queries = model_.query_heads / plane.heads;  // that read one KV head
+    const float scale = 1 / std::sqrt(static_cast<float>(dim));
+    std::vector<FloatProduct>& heads = layers_.emplace_back();
+    for (std::size_t head = 0; head < plane.heads; ++head) {
+      // Columns: for each distance and query head its mean, then its factors.
+      const std::size_t columns = kDistances * queries * (1 + rank);
+      std::vector<float> matrix(dim * columns);
+      std::size_t column = 0;
+      std::vector<float> turned(dim);
+      for (const std::uint32_t distance : kImportanceDistances) {
+        for (std::size_t q = 0; q < queries; ++q) {
+          const std::size_t query = head * queries + q;
+          for (std::size_t r = 0; r < 1 + rank; ++r, ++column) {
+            const float* const from =
+                r == 0 ? mean + query * dim : factor + (query * rank + r - 1) * dim;
+            std::copy_n(from, dim, turned.begin());
+            Turn(turned, rope, distance);
+            // A factor's square is halved, as the exponent of a normal distribution says.
+            const float weight = r == 0 ? scale : scale * std::sqrt(0.5f);
+            for (std::size_t i = 0; i < dim; ++i) matrix[i * columns + column] = turned[i] * weight;
+          }
+        }
+      }
+      heads.emplace_back(dim, columns, matrix);
+    }
+    mean += model_.query_heads * dim;
+    factor += model_.query_heads * rank * dim;
+  }
+}
+
+void ImportanceEstimator::Scores(std::size_t layer, std::size_t head, std::span<const float> k_rows,
+                                 const PlaneShape& k, std::size_t row_count,
+                                 std::vector<float>& scores) const {
+  const std::size_t rank = model_.covariance_rank;
+  const std::size_t queries = model_.query_heads / k.heads;
+  const std::size_t columns = kDistances * queries * (1 + rank);
+  std::vector<float> head_rows(row_count * k.head_dim), products(row_count * columns);
+  for (std::size_t row = 0; row < row_count; ++row) {
+    std::copy_n(k_rows.data() + row * k.components() + head * k.head_dim, k.head_dim,
+                head_rows.data() + row * k.head_dim);
+  }
+  layers_[layer][head].Run(head_rows, products);
+  scores.resize(row_count * kDistances * queries);
+  const float* from = products.data();
+  const float* const normalizers =
+      model_.normalizers.data() + layer * kDistances * model_.query_heads + head * queries;
+  float* to = scores.data();
+  for (std::size_t row = 0; row < row_count; ++row) {
+    for (std::size_t d = 0; d < kDistances; ++d) {
+      for (std::size_t q = 0; q < queries; ++q) {
+        float score = *from++ - normalizers[d * model_.query_heads + q];
+        for (std::size_t r = 0; r < rank; ++r, ++from) score += *from * *from;
+        *to++ = score;
+      }
+    }
+  }
+}
+
+std::vector<double> ImportanceEstimator::LogMeanAttention(
+    const std::vector<std::vector<float>>& rows, std::size_t row_count, std::size_t begin,
+    std::size_t end) const {
+  std::vector<double> logs(model_.normalizers.size());
+  std::vector<float> scores;
+  for (std::size_t plane = 0; plane < planes_.size(); ++plane) {
+    const PlaneShape& k = planes_[plane];
+    if (k.is_v) continue;
+    const std::size_t queries = model_.query_heads / k.heads;
+    for (std::size_t head = 0; head < k.heads; ++head) {
+      Scores(k.layer, head, rows[plane], k, row_count, scores);
+      const std::size_t width = kDistances * queries;
+      for (std::size_t i = 0; i < width; ++i) {
+        double most = -1e300, sum = 0;
+        for (std::size_t row = begin; row < end; ++row) {
+          most = std::max<double>(most, scores[row * width + i]);
+        }
+        for (std::size_t row = begin; row < end; ++row) {
+          sum += std::exp(scores[row * width + i] - most);
+        }
+        const std::size_t d = i / queries, q = i % queries;
+        logs[(k.layer * kDistances + d) * model_.query_heads + head * queries + q] =
+            most + std::log(sum / static_cast<double>(end - begin));
+      }
+    }
+  }
+  return logs;
+}
+
+void ImportanceEstimator::AddLayer(std::size_t layer, std::span<const float> k_rows,
+                                   const PlaneShape& k, std::span<const float> v_rows,
+                                   const PlaneShape* v, std::size_t row_count,
+                                   std::span<float> own) const {
+  const std::size_t heads_max = HeadsMax(planes_);
+  const std::size_t feature_count = LayerFeatures(heads_max);
+  const std::size_t queries = model_.query_heads / k.heads;
+  std::vector<float> scores;
+  std::fill(own.begin(), own.end(), 0.0f);
+  for (std::size_t head = 0; head < k.heads; ++head) {
+    Scores(layer, head, k_rows, k, row_count, scores);
+    const float* score = scores.data();
+    for (std::size_t row = 0; row < row_count; ++row) {
+      float* const to = own.data() + row * feature_count;
+      for (std::size_t d = 0; d < kDistances; ++d) {
+        float attention = 0;
+        for (std::size_t q = 0; q < queries; ++q) {
+          attention += std::exp(std::clamp(*score++, kScoreMin, kScoreMax));
+        }
+        to[d * (1 + heads_max)] += attention;
+        to[d * (1 + heads_max) + 1 + head] =
+            std::log(attention / static_cast<float>(queries) + kAttentionFloor);
+      }
+    }
+  }
+  for (std::size_t row = 0; row < row_count; ++row) {
+    float* const to = own.data() + row * feature_count;
+    for (std::size_t d = 0; d < kDistances; ++d) {
+      float& sum = to[d * (1 + heads_max)];
+      sum = std::log(sum / static_cast<float>(model_.query_heads) + kAttentionFloor);
+    }
+    std::size_t at = AttentionFeatures(heads_max);
+    for (const auto& [rows, shape] : {std::pair(k_rows, &k), std::pair(v_rows, v)}) {
+      float total = 0;
+      for (std::size_t head = 0; shape != nullptr && head < shape->heads; ++head) {
+        const float* const from = rows.data() + row * shape->components() + head * shape->head_dim;
+        float energy = 0;
+        for (std::size_t i = 0; i < shape->head_dim; ++i) energy += from[i] * from[i];
+        to[at + 1 + head] = std::log(energy + kEnergyFloor);
+        total += energy;
+      }
+      to[at] = std::log(total + kEnergyFloor);
+      at += 1 + heads_max;
+    }
+  }
+}
+
+std::vector<std::vector<float>> ImportanceEstimator::Features(
+    const std::vector<std::vector<float>>& rows, std::size_t row_count) const {
+  const std::size_t heads_max = HeadsMax(planes_);
+  const std::size_t own_count = LayerFeatures(heads_max);
+  const std::size_t shared_count = AttentionFeatures(heads_max);
+  const std::size_t layer_count = LayerCount(planes_);
+
+  std::vector<std::vector<float>> own(layer_count);
+  for (std::size_t plane = 0; plane < planes_.size(); ++plane) {
+    if (planes_[plane].is_v) continue;
+    const bool has_v = plane + 1 < planes_.size() && planes_[plane + 1].is_v;
+    own[planes_[plane].layer].resize(row_count * own_count);
+    AddLayer(planes_[plane].layer, rows[plane], planes_[plane],
+             has_v ? std::span<const float>(rows[plane + 1]) : std::span<const float>(),
+             has_v ? &planes_[plane + 1] : nullptr, row_count, own[planes_[plane].layer]);
+  }
+  std::vector<float> mean(row_count * shared_count);
+  for (const auto& layer : own) {
+    for (std::size_t row = 0; row < row_count; ++row) {
+      for (std::size_t f = 0; f < shared_count; ++f) {
+        mean[row * shared_count + f] +=
+            layer[row * own_count + f] / static_cast<float>(layer_count);
+      }
+    }
+  }
+
+  const std::size_t count = FeatureCount(heads_max);
+  std::vector<std::vector<float>> features(layer_count);
+  for (std::size_t layer = 0; layer < layer_count; ++layer) {
+    const std::vector<float>& below = own[layer == 0 ? 0 : layer - 1];
+    const std::vector<float>& above = own[std::min(layer + 1, layer_count - 1)];
+    features[layer].resize(row_count * count);
+    for (std::size_t row = 0; row < row_count; ++row) {
+      float* to = features[layer].data() + row * count;
+      to = std::copy_n(own[layer].data() + row * own_count, own_count, to);
+      to = std::copy_n(mean.data() + row * shared_count, shared_count, to);
+      to = std::copy_n(below.data() + row * own_count, shared_count, to);
+      to = std::copy_n(above.data() + row * own_count, shared_count, to);
+      *to = 1;
+    }
+  }
+  return features;
+}
+
+std::vector<std::vector<std::int32_t>> ImportanceEstimator::Exponents(
+    const std::vector<std::vector<float>>& features, std::size_t row_count, float strength) const {
+  const std::size_t count = ImportanceFeatureCount(planes_);
+  std::vector<std::vector<std::int32_t>> exponents(planes_.size());
+  const float* weights = model_.weights.data();
+  for (std::size_t plane = 0; plane < planes_.size(); ++plane, weights += group_count_ * count) {
+    exponents[plane].resize(row_count * group_count_);
+    for (std::size_t row = 0; row < row_count; ++row) {
+      const float* const of_row = features[planes_[plane].layer].data() + row * count;
+      for (std::size_t group = 0; group < group_count_; ++group) {
+        float log_importance = 0;
+        for (std::size_t f = 0; f < count; ++f)
+          log_importance += weights[group * count + f] * of_row[f];
+        // Quarter octaves of the step, which goes with the root of the importance.
+        const float quarters = 2 * strength * log_importance / std::log(2.0f);
+        const float bounded = std::clamp(quarters, -static_cast<float>(kExponentMax),
+                                         static_cast<float>(kExponentMax));
+        const std::size_t at = (row / kLanes * group_count_ + group) * kLanes + row % kLanes;
+        exponents[plane][at] = static_cast<std::int32_t>(std::nearbyint(bounded));
+      }
+    }
+  }
+  return exponents;
+}
+
+}  // namespace kvtrie

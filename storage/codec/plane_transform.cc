@@ -1,0 +1,197 @@
+#include "storage/codec/plane_transform.h"
+
+#include <Eigen/Dense>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "storage/base/check.h"
+
+namespace kvtrie {
+namespace {
+
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+constexpr float kCodeMax = 127;
+constexpr int kCodeOfZero = 128;
+
+// Values of a block up to the last that some level codes.
+std::size_t CodedValues(const PlaneProfile& plane, std::size_t first, std::size_t count) {
+  std::size_t coded = 0;
+  for (const auto& scales : plane.scales) {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (scales[first + i] != kNotCoded) coded = std::max(coded, i + 1);
+    }
+  }
+  return coded;
+}
+
+}  // namespace
+
+void RestoredCodes::Add(std::uint32_t plane, const PlaneProfile& profile, const PlaneShape& shape,
+                        std::span<const float> rows) {
+  const std::size_t components = shape.components();
+  KV_CHECK(rows.size() == row_count_ * components);
+  std::vector<std::uint8_t>& codes = codes_[plane];
+  codes.resize(rows.size());
+  std::vector<float> inverse(components);
+  for (std::size_t c = 0; c < components; ++c) inverse[c] = 1 / profile.input_scales[c];
+  for (std::size_t row = 0; row < row_count_; ++row) {
+    const float* const from = rows.data() + row * components;
+    std::uint8_t* const to = codes.data() + row * components;
+    for (std::size_t c = 0; c < components; ++c) {
+      const float scaled = (from[c] - profile.bias[c]) * inverse[c];
+      const float bounded = std::min(std::max(scaled, -kCodeMax), kCodeMax);
+      to[c] = static_cast<std::uint8_t>(static_cast<int>(std::nearbyint(bounded)) + kCodeOfZero);
+    }
+  }
+  // The layer below and the one below that, and layer 0, are all that a plane reads.
+  if (!shape.is_v && plane >= 2) {
+    for (std::uint32_t old = 2; old < plane; ++old) {
+      if (old + 6 < plane) codes_[old] = {};
+    }
+  }
+}
+
+PlaneTransform::PlaneTransform(const ResidualProfile& profile, std::uint32_t plane)
+    : plane_(plane), components_(profile.planes[plane].components()) {
+  const PlaneProfile& of = profile.plane_profiles[plane];
+  block_components_ = components_ / of.block_count;
+  inputs_ = InputPlanes(profile.planes, plane, of.inputs);
+  std::size_t in = 0;
+  for (const std::uint32_t input : inputs_) {
+    input_components_.push_back(profile.planes[input].components() / of.block_count);
+    in += input_components_.back();
+  }
+  offset_ = of.bias;
+  scale_ = of.weight_scales;
+  if (in > 0) {
+    for (std::size_t c = 0; c < components_; ++c) {
+      std::int32_t sum = 0;
+      for (std::size_t i = 0; i < in; ++i) sum += of.weights[c * in + i];
+      offset_[c] -= of.weight_scales[c] * static_cast<float>(kCodeOfZero * sum);
+    }
+  }
+
+  for (std::uint32_t b = 0; b < of.block_count; ++b) {
+    const std::size_t first = b * block_components_;
+    Block block;
+    block.first_value = value_count_;
+    block.value_count = CodedValues(of, first, block_components_);
+    if (in > 0) {
+      block.predict.emplace_back(in, block_components_,
+                                 std::span(of.weights).subspan(first * in, block_components_ * in));
+    }
+    if (block.value_count > 0) {
+      Matrix basis(block_components_, block_components_);
+      for (std::size_t v = 0; v < block_components_; ++v) {
+        for (std::size_t c = 0; c < block_components_; ++c) {
+          basis(static_cast<Eigen::Index>(v), static_cast<Eigen::Index>(c)) =
+              of.basis_scales[first + v] *
+              static_cast<float>(of.basis[(first + v) * block_components_ + c]);
+        }
+      }
+      const Eigen::Index coded = static_cast<Eigen::Index>(block.value_count);
+      block.restore.emplace_back(
+          block.value_count, block_components_,
+          std::span<const float>(basis.data(), block.value_count * block_components_));
+      const Matrix analysis = basis.inverse().leftCols(coded);
+      block.analyze.emplace_back(
+          block_components_, block.value_count,
+          std::span<const float>(analysis.data(), static_cast<std::size_t>(analysis.size())));
+    }
+    for (std::size_t v = 0; v < block.value_count; ++v) {
+      values_.push_back(static_cast<std::uint32_t>(first + v));
+    }
+    value_count_ += block.value_count;
+    blocks_.push_back(std::move(block));
+  }
+}
+
+void PlaneTransform::Predict(const RestoredCodes& codes, std::span<float> rows) const {
+  const std::size_t row_count = codes.row_count();
+  KV_CHECK(rows.size() == row_count * components_);
+  if (inputs_.empty()) {
+    for (std::size_t row = 0; row < row_count; ++row) {
+      std::copy(offset_.begin(), offset_.end(),
+                rows.begin() + static_cast<std::ptrdiff_t>(row * components_));
+    }
+    return;
+  }
+  std::size_t in = 0;
+  for (const std::size_t count : input_components_) in += count;
+  std::vector<std::uint8_t> gathered(row_count * in);
+  std::vector<std::int32_t> products(row_count * block_components_);
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      const std::size_t width = input_components_[i];
+      const std::uint8_t* from = codes.Of(inputs_[i]).data() + b * width;
+      const std::size_t stride = width * blocks_.size();
+      for (std::size_t row = 0; row < row_count; ++row) {
+        std::memcpy(gathered.data() + row * in + at, from + row * stride, width);
+      }
+      at += width;
+    }
+    blocks_[b].predict.front().Run(gathered, products);
+    const std::size_t first = b * block_components_;
+    const float* const offset = offset_.data() + first;
+    const float* const scale = scale_.data() + first;
+    for (std::size_t row = 0; row < row_count; ++row) {
+      const std::int32_t* const product = products.data() + row * block_components_;
+      float* const to = rows.data() + row * components_ + first;
+      for (std::size_t c = 0; c < block_components_; ++c) {
+        to[c] = offset[c] + scale[c] * static_cast<float>(product[c]);
+      }
+    }
+  }
+}
+
+void PlaneTransform::AddResidual(std::span<const float> values, std::span<float> rows) const {
+  const std::size_t row_count = rows.size() / components_;
+  KV_CHECK(values.size() == row_count * value_count_);
+  std::vector<float> restored(row_count * block_components_);
+  std::vector<float> packed;
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    const Block& block = blocks_[b];
+    if (block.value_count == 0) continue;
+    std::span<const float> block_values = values;
+    if (blocks_.size() > 1) {
+      packed.resize(row_count * block.value_count);
+      for (std::size_t row = 0; row < row_count; ++row) {
+        std::copy_n(values.data() + row * value_count_ + block.first_value, block.value_count,
+                    packed.data() + row * block.value_count);
+      }
+      block_values = packed;
+    }
+    block.restore.front().Run(block_values, restored);
+    for (std::size_t row = 0; row < row_count; ++row) {
+      const float* const from = restored.data() + row * block_components_;
+      float* const to = rows.data() + row * components_ + b * block_components_;
+      for (std::size_t c = 0; c < block_components_; ++c) to[c] += from[c];
+    }
+  }
+}
+
+void PlaneTransform::Analyze(std::span<const float> residual, std::span<float> values) const {
+  const std::size_t row_count = residual.size() / components_;
+  KV_CHECK(values.size() == row_count * value_count_);
+  std::vector<float> of_block(row_count * block_components_);
+  std::vector<float> result;
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    const Block& block = blocks_[b];
+    if (block.value_count == 0) continue;
+    for (std::size_t row = 0; row < row_count; ++row) {
+      std::copy_n(residual.data() + row * components_ + b * block_components_, block_components_,
+                  of_block.data() + row * block_components_);
+    }
+    result.resize(row_count * block.value_count);
+    block.analyze.front().Run(of_block, result);
+    for (std::size_t row = 0; row < row_count; ++row) {
+      std::copy_n(result.data() + row * block.value_count, block.value_count,
+                  values.data() + row * value_count_ + block.first_value);
+    }
+  }
+}
+
+}  // namespace kvtrie

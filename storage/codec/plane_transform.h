@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "storage/codec/matrix_product.h"
+#include "storage/codec/residual_profile.h"
+
+namespace kvtrie {
+
+// What predictions read: restored rows in 8 bits, of the planes that later ones still need. Rows
+// are tokens of any blocks; a multiple of kProductRows.
+class RestoredCodes {
+ public:
+  RestoredCodes(std::size_t plane_count, std::size_t row_count)
+      : codes_(plane_count), row_count_(row_count) {}
+
+  std::size_t row_count() const { return row_count_; }
+
+  // rows: [row_count][components]. What no later plane reads is dropped.
+  void Add(std::uint32_t plane, const PlaneProfile& profile, const PlaneShape& shape,
+           std::span<const float> rows);
+  std::span<const std::uint8_t> Of(std::uint32_t plane) const { return codes_[plane]; }
+
+ private:
+  std::vector<std::vector<std::uint8_t>> codes_;  // [plane][row][component]
+  std::size_t row_count_;
+};
+
+// The matrices of one plane, packed to be run. Rows are [row][component], values [row][value], in
+// units of the profile's metric. Immutable, thread-safe.
+class PlaneTransform {
+ public:
+  // REQUIRES: the profile is consistent.
+  PlaneTransform(const ResidualProfile& profile, std::uint32_t plane);
+
+  // Of values, those that are coded at some level: the others are zero and take no part.
+  std::size_t value_count() const { return value_count_; }
+  // Index among coded values of the component-sized numbering of the profile.
+  std::span<const std::uint32_t> values() const { return values_; }
+
+  // What the planes below say. Layer 0 has nothing below it: its rows come from the token table.
+  void Predict(const RestoredCodes& codes, std::span<float> rows) const;
+
+  // rows += basis . values.
+  void AddResidual(std::span<const float> values, std::span<float> rows) const;
+
+  // Values of rows - predicted. Only for encoders; made at its first use.
+  void Analyze(std::span<const float> residual, std::span<float> values) const;
+
+ private:
+  struct Block {
+    std::size_t first_value = 0;
+    std::size_t value_count = 0;
+    std::vector<IntegerProduct> predict;  // one, or none without inputs
+    std::vector<FloatProduct> restore;
+    std::vector<FloatProduct> analyze;
+  };
+
+  std::uint32_t plane_;
+  std::size_t components_;
+  std::size_t block_components_;
+  std::vector<std::uint32_t> inputs_;
+  std::vector<std::size_t> input_components_;  // of a block
+  std::vector<float> offset_;                  // prediction at product 0
+  std::vector<float> scale_;
+  std::size_t value_count_ = 0;
+  std::vector<std::uint32_t> values_;
+  std::vector<Block> blocks_;
+};
+
+}  // namespace kvtrie

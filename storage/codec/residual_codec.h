@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/codec/residual_profile.h"
+#include "storage/kv/ids.h"
+#include "storage/kv/model_spec.h"
+#include "storage/kv/quality.h"
+
+namespace kvtrie {
+
+struct BlockToEncode {
+  std::uint32_t first_position = 0;  // of its first token in the session
+  std::span<const TokenId> tokens;
+  std::span<const std::byte> raw;  // raw KV of the block
+};
+
+struct EncodedBlock {
+  // Of a frame with codec kResidual (RESIDUAL.md). Empty: too many tokens would be kept exact;
+  // store the block losslessly.
+  std::vector<std::byte> body;
+  std::vector<std::uint32_t> section_bytes;
+  std::uint32_t exact_tokens = 0;  // kept as they were: not finite, out of range, or first
+};
+
+struct BlockToDecode {
+  // The body of a frame, in memory that is large enough for all of it.
+  std::span<const std::byte> body;
+  std::span<const std::uint32_t> section_bytes;
+  Quality quality = Quality::kHigh;
+  std::span<const TokenId> tokens;
+  std::span<std::byte> raw;  // where the raw KV goes
+};
+
+// Predictive coding of KV blocks with a profile: K before RoPE and V are predicted from what is
+// decoded already, and the transformed, quantized residual is entropy-coded. Lossy; what it costs
+// the model is what the profile's levels say.
+//
+// Blocks that are coded together share matrix products, which are fast from 64 tokens on; the bytes
+// do not depend on that, and every block decodes alone. Every decoder finds the same integers; the
+// restored numbers may differ between machines by rounding, a thousandth of a step at most.
+//
+// Immutable and thread-safe. Memory: about twice the profile, and per call some 100 bytes per
+// component of the blocks of one layer.
+class ResidualCodec {
+ public:
+  // InvalidArgument when the profile is not one of this model.
+  static absl::StatusOr<std::unique_ptr<const ResidualCodec>> Create(
+      const ModelSpec& spec, const ProfileId& id, const ResidualProfile& profile);
+  ~ResidualCodec();
+
+  const ProfileId& id() const;
+  // Whether there is a level of this quality.
+  bool HasLevel(Quality quality) const;
+
+  // In order. REQUIRES: sizes as the model's geometry says.
+  // InvalidArgument: no level of this quality.
+  absl::StatusOr<std::vector<EncodedBlock>> Encode(std::span<const BlockToEncode> blocks,
+                                                   Quality quality) const;
+
+  // All layers of all blocks. Errors: those of Decoder.
+  absl::Status Decode(std::span<const BlockToDecode> blocks) const;
+
+  class Decoder;
+
+ private:
+  struct State;
+  class Encoder;
+  explicit ResidualCodec(std::unique_ptr<const State> state);
+  std::unique_ptr<const State> state_;
+};
+
+// Decodes blocks layer by layer, while their bytes arrive. Not thread-safe. The codec and all that
+// the blocks point to outlive it.
+class ResidualCodec::Decoder {
+ public:
+  // The first section of each block is there. DataLoss: a body is not what Encode writes;
+  // InvalidArgument: of another profile (the message names it) or other tokens.
+  static absl::StatusOr<Decoder> Start(const ResidualCodec& codec,
+                                       std::span<const BlockToDecode> blocks);
+  Decoder(Decoder&&) noexcept;
+  Decoder& operator=(Decoder&&) noexcept;
+  ~Decoder();
+
+  // Layers that can be decoded when the first `section_count` sections of this block are there.
+  std::uint32_t LayersIn(std::size_t block, std::size_t section_count) const;
+
+  // Writes the next layer of all blocks. REQUIRES: the sections that it needs are there, and are
+  // intact as far as their checksums say. DataLoss: the bytes are not what Encode writes; the last
+  // layer finds out at the latest.
+  absl::Status DecodeLayer();
+  std::uint32_t decoded_layers() const;
+
+ private:
+  struct Run;
+  explicit Decoder(std::unique_ptr<Run> run);
+  std::unique_ptr<Run> run_;
+};
+
+}  // namespace kvtrie

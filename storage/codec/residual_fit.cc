@@ -1,0 +1,779 @@
+#include "storage/codec/residual_fit.h"
+
+#include <Eigen/Dense>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/check.h"
+#include "storage/base/status_macros.h"
+#include "storage/codec/codec_kernels.h"
+#include "storage/codec/importance.h"
+#include "storage/codec/plane_transform.h"
+#include "storage/codec/rans.h"
+#include "storage/codec/raw_kv.h"
+#include "storage/codec/residual_entropy.h"
+#include "storage/codec/residual_level.h"
+
+namespace kvtrie {
+namespace {
+
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+constexpr std::size_t kChunkRows = 4096;  // of a product over all samples
+
+// Codes reach that many standard deviations of what they stand for.
+constexpr float kInputDeviations = 6;
+// A value whose scale is below 2^-5 steps is zero in practice, important tokens included.
+constexpr int kScaleIndexMin = 24;
+
+// Energy that is assumed before the first value: that of so many components.
+constexpr std::uint32_t kPrior = 6 * 16;
+constexpr double kCarriedShare = 0.5;
+
+Eigen::Index Index(std::size_t size) { return static_cast<Eigen::Index>(size); }
+
+// Encoder tables that leave in a record which symbol of which table it is, instead of its code.
+constexpr std::uint32_t kTraceMark = 1u << 30;
+std::vector<std::uint32_t> TraceTables() {
+  std::vector<std::uint32_t> trace(kRansTablesMax << 8);
+  for (std::uint32_t i = 0; i < trace.size(); ++i) trace[i] = kTraceMark | i;
+  return trace;
+}
+
+// What was seen of the symbols, over planes and levels.
+struct SymbolStatistics {
+  std::vector<double> counts = std::vector<double>(std::size_t{kScaleClasses} * kResidualSymbols);
+  std::vector<double> offset_sums =
+      std::vector<double>(std::size_t{kScaleClasses} * kRestoredOffsets);
+  std::vector<double> offset_counts = offset_sums;
+  std::vector<double> magnitudes = std::vector<double>(kScaleIndexMax + 1);
+  std::vector<double> magnitude_counts = magnitudes;
+  std::vector<std::array<double, kExponentSymbols>> exponents;  // [plane]
+};
+
+// Laplace tables to start with.
+void SetFirstTables(ResidualProfile& profile, std::size_t exponent_tables) {
+  std::vector<std::uint32_t> counts(kResidualSymbols);
+  for (std::size_t c = 0; c < kScaleClasses; ++c) {
+    const double scale = std::exp2(static_cast<double>(c) / kClassesPerOctave - 8) / std::sqrt(2.0);
+    for (std::int32_t value = -kSymbolMax; value <= kSymbolMax; ++value) {
+      const double low = std::abs(value) - 0.5, high = std::abs(value) + 0.5;
+      const double share = value == 0 ? 1 - std::exp(-0.5 / scale)
+                                      : (std::exp(-low / scale) - std::exp(-high / scale)) / 2;
+      counts[static_cast<std::size_t>(value + kSymbolMax)] =
+          share > 0.5 / kRansFrequencySum || value == 0
+              ? 1 + static_cast<std::uint32_t>(share * 1e9)
+              : 0;
+    }
+    counts[kEscape] = 1;
+    NormalizeCounts(
+        counts,
+        std::span(profile.class_frequencies).subspan(c * kResidualSymbols, kResidualSymbols));
+  }
+  std::vector<std::uint32_t> deltas(kExponentSymbols);
+  for (std::size_t i = 0; i < kExponentSymbols; ++i) {
+    deltas[i] = 1 + static_cast<std::uint32_t>(
+                        1e4 * std::exp2(-std::abs(static_cast<double>(i) - kExponentDeltaMax)));
+  }
+  for (std::size_t t = 0; t < exponent_tables; ++t) {
+    NormalizeCounts(
+        deltas,
+        std::span(profile.exponent_frequencies).subspan(t * kExponentSymbols, kExponentSymbols));
+  }
+  for (std::size_t i = 0; i <= kScaleIndexMax; ++i) {
+    const double scale = std::exp2(static_cast<double>(i) / 8 - 8);
+    const double expected = 0.72 * scale * std::exp(-0.45 / scale);
+    profile.expected[i] = static_cast<std::uint16_t>(std::min(expected, 255.0) * 16);
+  }
+}
+
+class Fit {
+ public:
+  Fit(const ModelSpec& spec, std::span<const KvSample> samples, const FitMaterial& material,
+      const ResidualFitOptions& options)
+      : spec_(spec), samples_(samples), material_(material), options_(options) {}
+
+  absl::StatusOr<ResidualProfile> Run();
+
+ private:
+  absl::Status Open();
+  void FitFirstToken();
+  void FitTokenTable();
+  void ComputeExponents();
+
+  // One level over all samples. `fit`: predictions and bases too.
+  void Pass(std::size_t level, bool fit, SymbolStatistics& statistics);
+  void ReadPlane(std::uint32_t plane, std::vector<float>& rows) const;
+  void FitPrediction(std::uint32_t plane, const std::vector<float>& rows,
+                     const RestoredCodes& codes);
+  void FitBasis(std::uint32_t plane, const std::vector<float>& residual);
+  void FitScales(std::uint32_t plane, std::size_t level, const PlaneTransform& transform,
+                 const std::vector<float>& values);
+  void Code(std::uint32_t plane, std::size_t level, const PlaneTransform& transform,
+            std::vector<float>& values, SymbolStatistics& statistics);
+  void SetTables(const SymbolStatistics& statistics);
+  void Report(std::string_view what, double share_of_step);
+
+  bool counts(std::size_t row) const { return (active_[row / kLanes] >> row % kLanes & 1) != 0; }
+
+  const ModelSpec spec_;
+  const std::span<const KvSample> samples_;
+  const FitMaterial& material_;
+  const ResidualFitOptions& options_;
+
+  ResidualProfile profile_;
+  std::vector<std::unique_ptr<RawKv>> raw_kv_;  // [sample], some shared
+  std::vector<std::size_t> raw_kv_of_;
+  std::vector<RopeAngles> angles_;
+  std::vector<std::size_t> first_row_;  // [sample]
+  std::size_t row_count_ = 0;
+  std::size_t counted_rows_ = 0;
+  std::vector<LaneMask> active_;                                   // [group of 16 rows]
+  std::vector<TokenId> tokens_;                                    // [row], of padding too
+  std::vector<std::vector<std::vector<std::int32_t>>> exponents_;  // [level][plane]
+  std::vector<ResidualCarry> carry_;                               // [group]
+  double done_ = 0;
+  double total_ = 1;
+  std::chrono::steady_clock::time_point reported_{};
+};
+
+void Fit::Report(std::string_view what, double share_of_step) {
+  if (!options_.progress) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (now - reported_ < std::chrono::seconds(1)) return;
+  reported_ = now;
+  options_.progress((done_ + share_of_step) / total_, what);
+}
+
+absl::Status Fit::Open() {
+  profile_.planes = PlanesOf(spec_);
+  if (samples_.empty()) return absl::InvalidArgumentError("fit: no samples");
+  if (options_.levels.empty()) return absl::InvalidArgumentError("fit: no levels");
+  if (options_.fitted_level >= options_.levels.size()) {
+    return absl::InvalidArgumentError("fit: fitted_level is not one of the levels");
+  }
+  std::map<std::size_t, std::size_t> raw_kv_of_length;
+  for (std::size_t i = 0; i < samples_.size(); ++i) {
+    const KvSample& sample = samples_[i];
+    ModelSpec of_sample = spec_;
+    of_sample.block_tokens = static_cast<std::uint32_t>(sample.tokens.size());
+    if (absl::Status valid = of_sample.Validate(); !valid.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "fit: sample ", i, " has ", sample.tokens.size(), " tokens: ", valid.message()));
+    }
+    const KvGeometry sample_geometry(of_sample);
+    if (sample.raw.size() != sample_geometry.raw_block_bytes()) {
+      return absl::InvalidArgumentError(absl::StrCat("fit: sample ", i, " has ", sample.raw.size(),
+                                                     " bytes, its tokens take ",
+                                                     sample_geometry.raw_block_bytes()));
+    }
+    const auto [known, is_new] = raw_kv_of_length.try_emplace(sample.tokens.size(), raw_kv_.size());
+    if (is_new) raw_kv_.push_back(std::make_unique<RawKv>(sample_geometry, spec_.rope));
+    raw_kv_of_.push_back(known->second);
+    angles_.push_back(raw_kv_[known->second]->AnglesAt(0));
+    first_row_.push_back(row_count_);
+    row_count_ += (sample.tokens.size() + kLanes - 1) / kLanes * kLanes;
+  }
+
+  active_.assign(row_count_ / kLanes, 0);
+  tokens_.assign(row_count_, 0);
+  for (std::size_t i = 0; i < samples_.size(); ++i) {
+    std::vector<bool> extreme(samples_[i].tokens.size());
+    extreme[0] = true;  // kept apart, see ResidualCodec
+    for (const PlaneShape& plane : profile_.planes) {
+      for (const std::uint32_t token : raw_kv_[raw_kv_of_[i]]->ExtremeTokens(
+               samples_[i].raw, plane.layer, plane.is_v ? KvKind::kV : KvKind::kK)) {
+        extreme[token] = true;
+      }
+    }
+    for (std::size_t t = 0; t < extreme.size(); ++t) {
+      const std::size_t row = first_row_[i] + t;
+      tokens_[row] = samples_[i].tokens[t];
+      if (extreme[t]) continue;
+      active_[row / kLanes] = static_cast<LaneMask>(active_[row / kLanes] | 1u << row % kLanes);
+      ++counted_rows_;
+    }
+  }
+  if (counted_rows_ < 64) return absl::InvalidArgumentError("fit: fewer than 64 tokens");
+
+  profile_.codec_key = spec_.CodecKey();
+  profile_.levels = options_.levels;
+  profile_.group_count = material_.importance.query_heads == 0 ? 0 : material_.group_count;
+  profile_.importance = material_.importance;
+  profile_.plane_profiles.resize(profile_.planes.size());
+  const std::size_t exponent_tables = std::min<std::size_t>(profile_.planes.size(), 128);
+  for (std::uint32_t i = 0; i < profile_.planes.size(); ++i) {
+    PlaneProfile& plane = profile_.plane_profiles[i];
+    const std::size_t components = profile_.planes[i].components();
+    plane.block_count = options_.block_per_head ? profile_.planes[i].heads : 1;
+    const bool first_layer = profile_.planes[i].layer == 0;
+    for (const PredictorInput input : options_.inputs) {
+      if (!first_layer) plane.inputs.push_back(input);
+    }
+    // Near the bottom, layer 0 is one of those below already.
+    const auto planes_read = InputPlanes(profile_.planes, i, plane.inputs);
+    if (std::count(planes_read.begin(), planes_read.end(), 0u) > 1) {
+      std::erase(plane.inputs, PredictorInput::kFirstLayer);
+    }
+    plane.exponent_table = static_cast<std::uint32_t>(i * exponent_tables / profile_.planes.size());
+    plane.bias.assign(components, 0);
+    plane.input_scales.assign(components, 1);
+    plane.scales.assign(options_.levels.size(), std::vector<std::uint8_t>(components, kNotCoded));
+    if (!material_.metrics.empty() && (material_.metrics.size() != profile_.planes.size() ||
+                                       material_.metrics[i].size() != components * components)) {
+      return absl::InvalidArgumentError("fit: metrics are not those of the model's planes");
+    }
+  }
+  profile_.class_frequencies.resize(std::size_t{kScaleClasses} * kResidualSymbols);
+  profile_.exponent_frequencies.resize(exponent_tables * kExponentSymbols);
+  profile_.expected.resize(kScaleIndexMax + 1);
+  profile_.offsets.assign(std::size_t{kScaleClasses} * kRestoredOffsets, 0);
+  profile_.prior = kPrior;
+  for (int shift = -kScaleShiftMax; shift <= kScaleShiftMax; ++shift) {
+    profile_.carried.push_back(
+        static_cast<std::uint16_t>(kPrior * std::exp2(kCarriedShare * shift / 8) + 0.5));
+  }
+  SetFirstTables(profile_, exponent_tables);
+  return absl::OkStatus();
+}
+
+void Fit::ReadPlane(std::uint32_t plane, std::vector<float>& rows) const {
+  const PlaneShape& shape = profile_.planes[plane];
+  const std::size_t components = shape.components();
+  rows.assign(row_count_ * components, 0);
+  for (std::size_t i = 0; i < samples_.size(); ++i) {
+    raw_kv_[raw_kv_of_[i]]->ReadRows(
+        samples_[i].raw, shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, angles_[i],
+        std::span(rows).subspan(first_row_[i] * components,
+                                samples_[i].tokens.size() * components));
+  }
+  for (std::size_t row = 0; row < row_count_; ++row) {
+    if (!counts(row)) std::fill_n(rows.begin() + Index(row * components), components, 0.0f);
+  }
+}
+
+// The commonest first token, if its K and V are the same everywhere.
+void Fit::FitFirstToken() {
+  std::map<TokenId, std::size_t> seen;
+  for (const KvSample& sample : samples_) ++seen[sample.tokens[0]];
+  const auto commonest = std::max_element(
+      seen.begin(), seen.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::vector<double> sums(profile_.component_count()), squares(sums.size());
+  std::vector<float> rows;
+  for (std::size_t i = 0; i < samples_.size(); ++i) {
+    if (samples_[i].tokens[0] != commonest->first) continue;
+    std::size_t at = 0;
+    for (const PlaneShape& plane : profile_.planes) {
+      rows.resize(samples_[i].tokens.size() * plane.components());
+      raw_kv_[raw_kv_of_[i]]->ReadRows(samples_[i].raw, plane.layer,
+                                       plane.is_v ? KvKind::kV : KvKind::kK, angles_[i], rows);
+      for (std::size_t c = 0; c < plane.components(); ++c, ++at) {
+        sums[at] += rows[c];
+        squares[at] += double{rows[c]} * rows[c];
+      }
+    }
+  }
+  const auto count = static_cast<double>(commonest->second);
+  double spread = 0, energy = 0;
+  for (std::size_t c = 0; c < sums.size(); ++c) {
+    spread += squares[c] / count - (sums[c] / count) * (sums[c] / count);
+    energy += squares[c] / count;
+  }
+  if (!std::isfinite(energy) || spread > 1e-4 * energy) return;
+  profile_.has_first_token = true;
+  profile_.first_token = commonest->first;
+  for (const double sum : sums) profile_.first_rows.push_back(static_cast<float>(sum / count));
+}
+
+// Layer 0 depends on the token alone: its rows are a table over the vocabulary, of which the
+// profile holds the tokens that come most often.
+void Fit::FitTokenTable() {
+  std::map<TokenId, std::size_t> seen;
+  for (std::size_t row = 0; row < row_count_; ++row) {
+    if (counts(row)) ++seen[tokens_[row]];
+  }
+  std::vector<std::pair<std::size_t, TokenId>> by_count;
+  for (const auto& [token, count] : seen) by_count.emplace_back(count, token);
+  std::sort(by_count.begin(), by_count.end(), [](const auto& a, const auto& b) {
+    return a.first > b.first || (a.first == b.first && a.second < b.second);
+  });
+  by_count.resize(std::min(by_count.size(), options_.table_tokens_max));
+  for (const auto& [count, token] : by_count) profile_.table_tokens.push_back(token);
+  std::sort(profile_.table_tokens.begin(), profile_.table_tokens.end());
+
+  const auto place = [&](TokenId token) {
+    const auto found =
+        std::lower_bound(profile_.table_tokens.begin(), profile_.table_tokens.end(), token);
+    return found == profile_.table_tokens.end() || *found != token
+               ? profile_.table_tokens.size()
+               : static_cast<std::size_t>(found - profile_.table_tokens.begin());
+  };
+  std::size_t width = 0;
+  for (const PlaneShape& plane : profile_.planes)
+    width += plane.layer == 0 ? plane.components() : 0;
+  profile_.table_rows.assign(profile_.table_tokens.size() * width, 0);
+  std::size_t first = 0;
+  std::vector<float> rows;
+  for (std::uint32_t i = 0; i < profile_.planes.size() && profile_.planes[i].layer == 0; ++i) {
+    const std::size_t components = profile_.planes[i].components();
+    ReadPlane(i, rows);
+    std::vector<double> sums(profile_.table_tokens.size() * components);
+    std::vector<double> counts_of(profile_.table_tokens.size());
+    for (std::size_t row = 0; row < row_count_; ++row) {
+      const std::size_t entry = counts(row) ? place(tokens_[row]) : counts_of.size();
+      if (entry == counts_of.size()) continue;
+      ++counts_of[entry];
+      for (std::size_t c = 0; c < components; ++c) {
+        sums[entry * components + c] += rows[row * components + c];
+      }
+    }
+    const PlaneProfile& plane = profile_.plane_profiles[i];
+    for (std::size_t entry = 0; entry < counts_of.size(); ++entry) {
+      for (std::size_t c = 0; c < components; ++c) {
+        const double mean = sums[entry * components + c] / counts_of[entry];
+        const double code = (mean - plane.bias[c]) / plane.input_scales[c];
+        profile_.table_rows[entry * width + first + c] =
+            static_cast<std::int8_t>(std::nearbyint(std::clamp(code, -127.0, 127.0)));
+      }
+    }
+    first += components;
+  }
+}
+
+void Fit::ComputeExponents() {
+  exponents_.assign(options_.levels.size(), {});
+  for (auto& of_level : exponents_) {
+    of_level.assign(profile_.planes.size(),
+                    std::vector<std::int32_t>(row_count_ * profile_.group_count));
+  }
+  if (profile_.importance.query_heads == 0) return;
+  const ImportanceEstimator estimator(profile_, RopePairs::Of(spec_));
+  for (std::size_t i = 0; i < samples_.size(); ++i) {
+    const std::size_t rows = (samples_[i].tokens.size() + kLanes - 1) / kLanes * kLanes;
+    std::vector<std::vector<float>> planes;
+    for (const PlaneShape& plane : profile_.planes) {
+      std::vector<float>& to = planes.emplace_back(rows * plane.components());
+      raw_kv_[raw_kv_of_[i]]->ReadRows(
+          samples_[i].raw, plane.layer, plane.is_v ? KvKind::kV : KvKind::kK, angles_[i],
+          std::span(to).first(samples_[i].tokens.size() * plane.components()));
+      for (std::size_t row = 0; row < samples_[i].tokens.size(); ++row) {
+        if (counts(first_row_[i] + row)) continue;
+        std::fill_n(to.begin() + Index(row * plane.components()), plane.components(), 0.0f);
+      }
+    }
+    const std::vector<std::vector<float>> features = estimator.Features(planes, rows);
+    for (std::size_t level = 0; level < options_.levels.size(); ++level) {
+      const auto of_sample =
+          estimator.Exponents(features, rows, options_.levels[level].importance_strength);
+      for (std::size_t plane = 0; plane < of_sample.size(); ++plane) {
+        std::copy(of_sample[plane].begin(), of_sample[plane].end(),
+                  exponents_[level][plane].begin() + Index(first_row_[i] * profile_.group_count));
+      }
+    }
+    Report("importance", static_cast<double>(i) / static_cast<double>(samples_.size()));
+  }
+}
+
+// Ridge regression on codes, as the decoder will have them.
+void Fit::FitPrediction(std::uint32_t plane, const std::vector<float>& rows,
+                        const RestoredCodes& codes) {
+  PlaneProfile& of = profile_.plane_profiles[plane];
+  const std::size_t components = profile_.planes[plane].components();
+  const std::size_t block_components = components / of.block_count;
+  std::vector<double> mean(components), square(components);
+  for (std::size_t row = 0; row < row_count_; ++row) {
+    if (!counts(row)) continue;
+    for (std::size_t c = 0; c < components; ++c) {
+      const double x = rows[row * components + c];
+      mean[c] += x;
+      square[c] += x * x;
+    }
+  }
+  const auto n = static_cast<double>(counted_rows_);
+  for (std::size_t c = 0; c < components; ++c) {
+    mean[c] /= n;
+    const double variance = std::max(square[c] / n - mean[c] * mean[c], 0.0);
+    of.bias[c] = static_cast<float>(mean[c]);
+    const double scale = std::sqrt(variance) * kInputDeviations / 127;
+    of.input_scales[c] = static_cast<float>(std::max(scale, 1e-12));
+  }
+  of.weight_scales.assign(components, 0);
+
+  const std::vector<std::uint32_t> inputs = InputPlanes(profile_.planes, plane, of.inputs);
+  std::size_t in = 0;
+  for (const std::uint32_t input : inputs) {
+    in += profile_.planes[input].components() / of.block_count;
+  }
+  of.weights.assign(components * in, 0);
+  if (in == 0) return;
+
+  for (std::size_t b = 0; b < of.block_count; ++b) {
+    // In units of the inputs' deviations, so that the ridge treats them alike.
+    Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(Index(in), Index(in));
+    Eigen::MatrixXd cross = Eigen::MatrixXd::Zero(Index(in), Index(block_components));
+    Matrix x(kChunkRows, in), y(kChunkRows, block_components);
+    Matrix chunk_gram(in, in), chunk_cross(in, block_components);
+    std::size_t filled = 0;
+    const auto add_chunk = [&] {
+      const std::span<const float> x_rows(x.data(), filled * in);
+      const std::span<const float> y_rows(y.data(), filled * block_components);
+      TransposedProduct(x_rows, in, x_rows, in, {chunk_gram.data(), in * in});
+      TransposedProduct(x_rows, in, y_rows, block_components,
+                        {chunk_cross.data(), in * block_components});
+      gram += chunk_gram.cast<double>();
+      cross += chunk_cross.cast<double>();
+      filled = 0;
+    };
+    for (std::size_t row = 0; row < row_count_; ++row) {
+      if (!counts(row)) continue;
+      Eigen::Index at = 0;
+      for (const std::uint32_t input : inputs) {
+        const std::size_t width = profile_.planes[input].components() / of.block_count;
+        const std::uint8_t* const from =
+            codes.Of(input).data() + (row * of.block_count + b) * width;
+        for (std::size_t i = 0; i < width; ++i) {
+          x(Index(filled), at++) = (static_cast<float>(from[i]) - 128) * (kInputDeviations / 127);
+        }
+      }
+      for (std::size_t c = 0; c < block_components; ++c) {
+        const std::size_t component = b * block_components + c;
+        y(Index(filled), Index(c)) = rows[row * components + component] - of.bias[component];
+      }
+      if (++filled == kChunkRows) add_chunk();
+    }
+    add_chunk();
+    gram.diagonal().array() += options_.ridge * gram.trace() / static_cast<double>(in);
+    const Eigen::MatrixXd solved = gram.ldlt().solve(cross);  // [in][block component]
+    for (std::size_t c = 0; c < block_components; ++c) {
+      const auto column = solved.col(Index(c));
+      const double scale =
+          std::max(column.cwiseAbs().maxCoeff() / IntegerProduct::kWeightMax, 1e-30);
+      const std::size_t component = b * block_components + c;
+      of.weight_scales[component] = static_cast<float>(scale * (kInputDeviations / 127));
+      for (std::size_t i = 0; i < in; ++i) {
+        of.weights[component * in + i] =
+            static_cast<std::int8_t>(std::nearbyint(column(Index(i)) / scale));
+      }
+    }
+  }
+}
+
+// The residual's principal components in the metric: where an error costs the same in every
+// direction.
+void Fit::FitBasis(std::uint32_t plane, const std::vector<float>& residual) {
+  PlaneProfile& of = profile_.plane_profiles[plane];
+  const std::size_t components = profile_.planes[plane].components();
+  const std::size_t size = components / of.block_count;
+  of.basis.assign(components * size, 0);
+  of.basis_scales.assign(components, 1);
+  double mean_variance = 0;
+  for (const float value : residual) mean_variance += double{value} * value;
+  mean_variance /= static_cast<double>(counted_rows_ * components);
+
+  for (std::size_t b = 0; b < of.block_count; ++b) {
+    Eigen::MatrixXd covariance = Eigen::MatrixXd::Zero(Index(size), Index(size));
+    Matrix chunk(kChunkRows, size), chunk_covariance(size, size);
+    for (std::size_t row = 0; row < row_count_; row += kChunkRows) {
+      const std::size_t count = std::min(kChunkRows, row_count_ - row);
+      for (std::size_t i = 0; i < count; ++i) {
+        std::copy_n(residual.data() + (row + i) * components + b * size, size,
+                    chunk.data() + i * size);
+      }
+      const std::span<const float> rows(chunk.data(), count * size);
+      TransposedProduct(rows, size, rows, size, {chunk_covariance.data(), size * size});
+      covariance += chunk_covariance.cast<double>();
+    }
+    covariance /= static_cast<double>(counted_rows_);
+
+    Eigen::MatrixXd metric(Index(size), Index(size));
+    if (material_.metrics.empty()) {
+      metric.setIdentity();
+      metric /= std::max(mean_variance, 1e-30);
+    } else {
+      for (std::size_t i = 0; i < size; ++i) {
+        for (std::size_t j = 0; j < size; ++j) {
+          metric(Index(i), Index(j)) =
+              material_.metrics[plane][(b * size + i) * components + b * size + j];
+        }
+      }
+      const double shrinkage = options_.metric_shrinkage;
+      metric.diagonal().array() += shrinkage * metric.trace() / static_cast<double>(size);
+      metric /= 1 + shrinkage;
+    }
+    const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> of_metric(metric);
+    const Eigen::VectorXd floor =
+        of_metric.eigenvalues().cwiseMax(of_metric.eigenvalues().maxCoeff() * 1e-9).cwiseMax(1e-30);
+    const Eigen::MatrixXd root =
+        of_metric.eigenvectors() * floor.cwiseSqrt().asDiagonal();  // metric = root root^T
+    const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> principal(root.transpose() * covariance *
+                                                                   root);
+    // Values = residual . analysis; the largest come first.
+    const Eigen::MatrixXd analysis = root * principal.eigenvectors().rowwise().reverse();
+    const Eigen::MatrixXd basis = analysis.inverse();
+    for (std::size_t v = 0; v < size; ++v) {
+      const auto row = basis.row(Index(v));
+      const double scale = std::max(row.cwiseAbs().maxCoeff() / 127, 1e-30);
+      of.basis_scales[b * size + v] = static_cast<float>(scale);
+      for (std::size_t c = 0; c < size; ++c) {
+        of.basis[(b * size + v) * size + c] =
+            static_cast<std::int8_t>(std::nearbyint(row(Index(c)) / scale));
+      }
+    }
+    // All values may be coded until FitScales says otherwise.
+    for (auto& scales : of.scales) {
+      std::fill_n(scales.begin() + Index(b * size), size, std::uint8_t{0});
+    }
+  }
+}
+
+void Fit::FitScales(std::uint32_t plane, std::size_t level, const PlaneTransform& transform,
+                    const std::vector<float>& values) {
+  std::vector<std::uint8_t>& scales = profile_.plane_profiles[plane].scales[level];
+  std::fill(scales.begin(), scales.end(), kNotCoded);
+  const std::size_t width = transform.value_count();
+  for (std::size_t v = 0; v < width; ++v) {
+    double square = 0;
+    for (std::size_t row = 0; row < row_count_; ++row) {
+      if (counts(row)) square += double{values[row * width + v]} * values[row * width + v];
+    }
+    const double steps =
+        std::sqrt(square / static_cast<double>(counted_rows_)) / profile_.levels[level].step;
+    const double index = 8 * (std::log2(std::max(steps, 1e-9)) + 8);
+    if (index < kScaleIndexMin) continue;
+    scales[transform.values()[v]] =
+        static_cast<std::uint8_t>(std::min(index + 0.5, double{kScaleIndexMax}));
+  }
+}
+
+void Fit::Code(std::uint32_t plane, std::size_t level, const PlaneTransform& transform,
+               std::vector<float>& values, SymbolStatistics& statistics) {
+  static const std::vector<std::uint32_t> trace = TraceTables();
+  const ResidualLevel& of_level = profile_.levels[level];
+  const LevelPlane coded(profile_, plane, level, transform);
+  const std::vector<float> thresholds = RateThresholds(profile_, of_level.rate_weight);
+  const std::vector<std::uint32_t> expected(profile_.expected.begin(), profile_.expected.end());
+  const std::vector<std::uint32_t> carried(profile_.carried.begin(), profile_.carried.end());
+  // All symbols may be seen, so that tables can be made for them.
+  const std::vector<std::uint32_t> limits(kScaleClasses, kSymbolMax);
+  const ResidualTables tables = {.decode = nullptr,
+                                 .encode = trace.data(),
+                                 .expected = expected.data(),
+                                 .offsets = profile_.offsets.data(),
+                                 .thresholds = thresholds.data(),
+                                 .limits = limits.data(),
+                                 .carried = carried.data(),
+                                 .prior = profile_.prior};
+  const ResidualPlane symbols = coded.Symbols();
+  const std::size_t width = transform.value_count();
+  const std::size_t coded_count = coded.coded_count();
+  std::vector<float> targets(coded_count * kLanes), restored(coded_count * kLanes);
+  std::vector<std::uint32_t> records((symbols.group_count + coded_count * kResidualStepsMax) *
+                                     kLanes);
+  const std::vector<std::int32_t>& exponents = exponents_[level][plane];
+
+  for (std::size_t group = 0; group < active_.size(); ++group) {
+    float* const of_group = values.data() + group * kLanes * width;
+    coded.Gather(of_group, width, 1 / of_level.step, targets.data());
+    const std::size_t steps = Kernels().residual_encode(
+        tables, symbols, active_[group], exponents.data() + group * kLanes * symbols.group_count,
+        targets.data(), &carry_[group], restored.data(), records.data());
+
+    std::size_t component = 0;
+    for (std::size_t step = 0; step < steps; ++step) {
+      const std::uint32_t* const record = records.data() + step * kLanes;
+      if (step < symbols.group_count) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+          if ((record[lane] & kTraceMark) != 0) ++statistics.exponents[plane][record[lane] & 0xFF];
+        }
+        continue;
+      }
+      bool is_symbol = false;
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        if ((record[lane] & kTraceMark) == 0) continue;
+        is_symbol = true;
+        const std::uint32_t table = (record[lane] & ~kTraceMark) >> 8;
+        const std::uint32_t symbol = record[lane] & 0xFF;
+        ++statistics.counts[table * kResidualSymbols + symbol];
+        std::int32_t exponent = 0;
+        if (symbols.group_count > 0) {
+          exponent =
+              exponents[(group * symbols.group_count + symbols.groups[component]) * kLanes + lane];
+        }
+        const float size = std::abs(targets[component * kLanes + lane]) *
+                           std::exp2(static_cast<float>(exponent) / 4);
+        const auto value =
+            static_cast<std::size_t>(std::abs(static_cast<std::int32_t>(symbol) - kSymbolMax));
+        const auto scale = static_cast<std::size_t>(
+            std::clamp(static_cast<std::int32_t>(symbols.scales[component]) + 2 * exponent, 0,
+                       kScaleIndexMax));
+        const float magnitude = std::abs(restored[component * kLanes + lane]) *
+                                std::exp2(static_cast<float>(exponent) / 4);
+        statistics.magnitudes[scale] += std::min(std::nearbyint(magnitude), 255.0f);
+        ++statistics.magnitude_counts[scale];
+        if (symbol == kEscape || value == 0) continue;
+        const std::size_t at = table * kRestoredOffsets + std::min(value, kRestoredOffsets) - 1;
+        // Where low bits are sent, the symbol is not the value.
+        if (std::abs(size - static_cast<float>(value)) > 1) continue;
+        statistics.offset_sums[at] += size - static_cast<float>(value);
+        ++statistics.offset_counts[at];
+      }
+      if (is_symbol) ++component;
+      if (!is_symbol && active_[group] == 0) break;
+    }
+    std::fill_n(of_group, kLanes * width, 0.0f);
+    coded.Scatter(restored.data(), of_level.step, of_group, width);
+  }
+}
+
+void Fit::Pass(std::size_t level, bool fit, SymbolStatistics& statistics) {
+  carry_.assign(active_.size(), {});
+  RestoredCodes codes(profile_.planes.size(), row_count_);
+  std::vector<float> rows;
+  for (std::uint32_t plane = 0; plane < profile_.planes.size(); ++plane) {
+    PlaneProfile& of = profile_.plane_profiles[plane];
+    const PlaneShape& shape = profile_.planes[plane];
+    ReadPlane(plane, rows);
+    if (fit) {
+      FitPrediction(plane, rows, codes);
+      if (plane == 0) {
+        for (std::uint32_t i = 1; i < profile_.planes.size() && profile_.planes[i].layer == 0;
+             ++i) {
+          std::vector<float> of_first_layer;
+          ReadPlane(i, of_first_layer);
+          FitPrediction(i, of_first_layer, codes);
+        }
+        FitTokenTable();
+      }
+    }
+    std::vector<float> restored(rows.size());
+    {
+      const PlaneTransform predictor(profile_, plane);
+      predictor.Predict(codes, restored);
+    }
+    if (shape.layer == 0) PredictFromTokens(profile_, plane, tokens_, restored);
+    std::vector<float> residual(rows.size());
+    for (std::size_t row = 0; row < row_count_; ++row) {
+      if (!counts(row)) continue;
+      for (std::size_t c = 0; c < shape.components(); ++c) {
+        const std::size_t at = row * shape.components() + c;
+        residual[at] = rows[at] - restored[at];
+      }
+    }
+    if (fit) FitBasis(plane, residual);
+    const PlaneTransform transform(profile_, plane);
+    std::vector<float> values(row_count_ * transform.value_count());
+    transform.Analyze(residual, values);
+    FitScales(plane, level, transform, values);
+    Code(plane, level, transform, values, statistics);
+    transform.AddResidual(values, restored);
+    codes.Add(plane, of, shape, restored);
+    Report(fit ? "predictors" : "tables",
+           static_cast<double>(plane) / static_cast<double>(profile_.planes.size()));
+  }
+}
+
+void Fit::SetTables(const SymbolStatistics& statistics) {
+  std::vector<std::uint32_t> counts(kResidualSymbols);
+  std::vector<double> shares(kResidualSymbols);
+  for (std::size_t c = 0; c < kScaleClasses; ++c) {
+    // Symmetric, with a little of the neighbours'.
+    double total = 0;
+    for (std::size_t symbol = 0; symbol < kResidualSymbols; ++symbol) {
+      const auto seen = [&](std::size_t of_class) {
+        const double* const from = statistics.counts.data() + of_class * kResidualSymbols;
+        return symbol == kEscape ? from[symbol]
+                                 : (from[symbol] + from[2 * kSymbolMax - symbol]) / 2;
+      };
+      double smoothed = seen(c);
+      if (c > 0) smoothed += 0.05 * seen(c - 1);
+      if (c + 1 < kScaleClasses) smoothed += 0.05 * seen(c + 1);
+      shares[symbol] = smoothed;
+      total += smoothed;
+    }
+    // What would take more of a table than its share is escaped.
+    for (std::size_t symbol = 0; symbol < kResidualSymbols; ++symbol) {
+      const double share = shares[symbol] / std::max(total, 1.0);
+      const bool kept =
+          symbol == kEscape || symbol == kSymbolMax || share > 0.5 / kRansFrequencySum;
+      counts[symbol] = kept ? 1 + static_cast<std::uint32_t>(share * 1e9) : 0;
+    }
+    NormalizeCounts(
+        counts,
+        std::span(profile_.class_frequencies).subspan(c * kResidualSymbols, kResidualSymbols));
+    for (std::size_t k = 0; k < kRestoredOffsets; ++k) {
+      const std::size_t at = c * kRestoredOffsets + k;
+      const double count = statistics.offset_counts[at];
+      profile_.offsets[at] =
+          static_cast<float>(std::clamp(statistics.offset_sums[at] / (count + 50), -0.45, 0.45));
+    }
+  }
+  std::vector<std::uint32_t> deltas(kExponentSymbols);
+  const std::size_t tables = profile_.exponent_frequencies.size() / kExponentSymbols;
+  for (std::size_t t = 0; t < tables; ++t) {
+    std::fill(deltas.begin(), deltas.end(), 1u);
+    for (std::size_t plane = 0; plane < profile_.planes.size(); ++plane) {
+      if (profile_.plane_profiles[plane].exponent_table != t) continue;
+      for (std::size_t i = 0; i < kExponentSymbols; ++i) {
+        deltas[i] += static_cast<std::uint32_t>(64 * statistics.exponents[plane][i]);
+      }
+    }
+    NormalizeCounts(
+        deltas,
+        std::span(profile_.exponent_frequencies).subspan(t * kExponentSymbols, kExponentSymbols));
+  }
+  // Where a scale was not seen, its neighbour's expectation goes on by an eighth of an octave.
+  for (std::size_t i = 0; i <= kScaleIndexMax; ++i) {
+    if (statistics.magnitude_counts[i] >= 1000) {
+      const double mean = statistics.magnitudes[i] / statistics.magnitude_counts[i];
+      profile_.expected[i] = static_cast<std::uint16_t>(std::clamp(mean * 16, 0.0, 255.0 * 16));
+    } else if (i > 0) {
+      profile_.expected[i] = static_cast<std::uint16_t>(
+          std::min(profile_.expected[i - 1] * std::exp2(0.125), 255.0 * 16));
+    }
+  }
+}
+
+absl::StatusOr<ResidualProfile> Fit::Run() {
+  KV_RETURN_IF_ERROR(Open());
+  const std::size_t level_count = options_.levels.size();
+  total_ = static_cast<double>(1 + 2 + static_cast<std::size_t>(options_.rounds) * level_count);
+  FitFirstToken();
+  ComputeExponents();
+  done_ = 1;
+  for (int round = 0; round < options_.rounds; ++round) {
+    SymbolStatistics statistics;
+    statistics.exponents.resize(profile_.planes.size());
+    if (round == 0) {
+      SymbolStatistics of_fit;
+      of_fit.exponents.resize(profile_.planes.size());
+      Pass(options_.fitted_level, true, of_fit);
+      SetTables(of_fit);
+      done_ += 2;
+    }
+    for (std::size_t level = 0; level < level_count; ++level) {
+      Pass(level, false, statistics);
+      ++done_;
+    }
+    SetTables(statistics);
+  }
+  KV_RETURN_IF_ERROR(profile_.CheckConsistency());
+  return std::move(profile_);
+}
+
+}  // namespace
+
+absl::StatusOr<ResidualProfile> FitResidualProfile(const ModelSpec& spec,
+                                                   std::span<const KvSample> samples,
+                                                   const FitMaterial& material,
+                                                   const ResidualFitOptions& options) {
+  return Fit(spec, samples, material, options).Run();
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "storage/codec/plane_transform.h"
+#include "storage/codec/residual_entropy.h"
+#include "storage/codec/residual_profile.h"
+
+namespace kvtrie {
+
+// From which fraction on an encoder takes k + 1 instead of k, for k = 0, 1, and 2 or more:
+// [kScaleClasses][kRestoredOffsets]. It minimizes squared error in steps + rate_weight * bits.
+std::vector<float> RateThresholds(const ResidualProfile& profile, float rate_weight);
+
+// The largest value of each class that its table has with either sign; larger ones are escaped.
+// [kScaleClasses], for encoders.
+std::vector<std::uint32_t> SymbolLimits(const ResidualProfile& profile);
+
+// The values that one plane codes at one level. Immutable, thread-safe.
+class LevelPlane {
+ public:
+  LevelPlane(const ResidualProfile& profile, std::uint32_t plane, std::size_t level,
+             const PlaneTransform& transform);
+
+  // What the kernels take. Points into this object.
+  ResidualPlane Symbols() const { return symbols_; }
+  std::size_t coded_count() const { return values_.size(); }
+
+  // Between values of 16 tokens, [token][value of the transform], and the kernels' order,
+  // [coded value][token]; times `factor`. Scatter leaves values that are not coded as they are.
+  void Gather(const float* values, std::size_t width, float factor, float* coded) const;
+  void Scatter(const float* coded, float factor, float* values, std::size_t width) const;
+
+ private:
+  std::vector<std::uint8_t> scales_;
+  std::vector<std::uint8_t> groups_;
+  std::vector<std::uint32_t> values_;  // index among the transform's values
+  ResidualPlane symbols_;
+};
+
+// Adds what the token table says to the rows of a plane of layer 0, which depend on the token
+// alone.
+void PredictFromTokens(const ResidualProfile& profile, std::uint32_t plane,
+                       std::span<const TokenId> tokens, std::span<float> rows);
+
+}  // namespace kvtrie

@@ -1,0 +1,370 @@
+// PROFILE.md has the layout: the order of Fields().
+#include "storage/codec/residual_profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/byte_reader.h"
+#include "storage/base/check.h"
+#include "storage/base/status_macros.h"
+#include "storage/codec/importance.h"
+#include "storage/codec/matrix_product.h"
+#include "storage/codec/rans.h"
+#include "storage/kv/model_spec.h"
+
+namespace kvtrie {
+namespace {
+
+constexpr std::size_t kLevelsMax = 8;
+constexpr std::uint32_t kHeadDimMax = 4096;
+constexpr std::uint32_t kHeadsMax = 1024;
+constexpr std::uint32_t kComponentsMax = 65'536;
+constexpr std::size_t kTableTokensMax = std::size_t{1} << 20;
+constexpr std::uint32_t kExponentTablesMax = kRansTablesMax - kScaleClasses;
+
+class BodyWriter {
+ public:
+  template <typename T>
+  void Value(const T& value) {
+    writer_.Write(value);
+  }
+  // A count that the reader cannot know.
+  template <typename T>
+  void Count(const std::vector<T>& items, std::size_t /*most*/) {
+    writer_.Write(static_cast<std::uint32_t>(items.size()));
+  }
+  template <typename T>
+  void Array(const std::vector<T>& items, std::size_t count) {
+    KV_CHECK(items.size() == count);
+    writer_.WriteText({reinterpret_cast<const char*>(items.data()), count * sizeof(T)});
+  }
+  bool ok() const { return true; }
+  std::string Take() { return writer_.Take(); }
+
+ private:
+  ByteWriter writer_;
+};
+
+class BodyReader {
+ public:
+  explicit BodyReader(std::string_view body) : reader_(body) {}
+
+  template <typename T>
+  void Value(T& value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      const auto byte = reader_.Read<std::uint8_t>();
+      ok_ &= byte <= 1;
+      value = byte != 0;
+    } else {
+      value = reader_.Read<T>();
+    }
+  }
+  template <typename T>
+  void Count(std::vector<T>& items, std::size_t most) {
+    const std::size_t count = reader_.Read<std::uint32_t>();
+    // Each item takes a byte at least.
+    ok_ &= count <= most && count <= reader_.remaining_bytes();
+    items.resize(ok() ? count : 0);
+  }
+  template <typename T>
+  void Array(std::vector<T>& items, std::size_t count) {
+    if (!ok() || count > reader_.remaining_bytes() / sizeof(T)) {
+      ok_ = false;
+      return;
+    }
+    items.resize(count);
+    if (count > 0)
+      std::memcpy(items.data(), reader_.ReadBytes(count * sizeof(T)).data(), count * sizeof(T));
+  }
+  bool ok() const { return ok_ && reader_.ok(); }
+  bool Done() const { return ok_ && reader_.Done(); }
+
+ private:
+  ByteReader reader_;
+  bool ok_ = true;
+};
+
+std::size_t InputComponents(const ResidualProfile& profile, std::uint32_t plane) {
+  std::size_t count = 0;
+  for (const std::uint32_t input :
+       InputPlanes(profile.planes, plane, profile.plane_profiles[plane].inputs)) {
+    count += profile.planes[input].components();
+  }
+  return count;
+}
+
+std::uint32_t FirstLayerComponents(const ResidualProfile& profile) {
+  std::uint32_t count = 0;
+  for (const PlaneShape& plane : profile.planes) {
+    if (plane.layer == 0) count += plane.components();
+  }
+  return count;
+}
+
+bool PlanesAreInOrder(const std::vector<PlaneShape>& planes) {
+  std::size_t components = 0;
+  for (std::size_t i = 0; i < planes.size(); ++i) {
+    const PlaneShape& plane = planes[i];
+    if (plane.heads < 1 || plane.heads > kHeadsMax) return false;
+    if (plane.head_dim < 1 || plane.head_dim > kHeadDimMax) return false;
+    if (plane.components() > kComponentsMax) return false;
+    components += plane.components();
+    if (plane.layer >= kLayersMax) return false;
+    if (i == 0) {
+      if (plane.layer != 0 || plane.is_v) return false;
+      continue;
+    }
+    const PlaneShape& before = planes[i - 1];
+    const bool v_of_layer =
+        plane.is_v && !before.is_v && plane.layer == before.layer && plane.heads == before.heads;
+    const bool next_layer = !plane.is_v && plane.layer == before.layer + 1;
+    if (!v_of_layer && !next_layer) return false;
+  }
+  return components <= kRawBlockBytesMax;
+}
+
+// One function for both directions, so that they cannot differ.
+template <typename Archive, typename Profile>
+void Fields(Archive& archive, Profile& profile) {
+  archive.Count(profile.planes, 2 * std::size_t{kLayersMax});
+  for (auto& plane : profile.planes) {
+    archive.Value(plane.layer);
+    archive.Value(plane.is_v);
+    archive.Value(plane.heads);
+    archive.Value(plane.head_dim);
+  }
+  if (!archive.ok() || profile.planes.empty() || !PlanesAreInOrder(profile.planes)) return;
+
+  archive.Value(profile.group_count);
+  archive.Count(profile.levels, kLevelsMax);
+  for (auto& level : profile.levels) {
+    archive.Value(level.quality);
+    archive.Value(level.step);
+    archive.Value(level.rate_weight);
+    archive.Value(level.importance_strength);
+  }
+
+  archive.Array(profile.class_frequencies, std::size_t{kScaleClasses} * kResidualSymbols);
+  auto exponent_tables =
+      static_cast<std::uint32_t>(profile.exponent_frequencies.size() / kExponentSymbols);
+  archive.Value(exponent_tables);
+  if (exponent_tables > kExponentTablesMax) return;
+  archive.Array(profile.exponent_frequencies, std::size_t{exponent_tables} * kExponentSymbols);
+  archive.Array(profile.expected, std::size_t{kScaleIndexMax} + 1);
+  archive.Array(profile.offsets, std::size_t{kScaleClasses} * kRestoredOffsets);
+  archive.Array(profile.carried, 2 * std::size_t{kScaleShiftMax} + 1);
+  archive.Value(profile.prior);
+
+  if constexpr (!std::is_const_v<Profile>) profile.plane_profiles.resize(profile.planes.size());
+  for (std::uint32_t i = 0; i < profile.planes.size() && archive.ok(); ++i) {
+    auto& plane = profile.plane_profiles[i];
+    const std::size_t components = profile.planes[i].components();
+    archive.Value(plane.block_count);
+    if (plane.block_count != 1 && plane.block_count != profile.planes[i].heads) return;
+    archive.Count(plane.inputs, 8);
+    for (auto& input : plane.inputs) archive.Value(input);
+    archive.Array(plane.bias, components);
+    archive.Array(plane.input_scales, components);
+    const std::size_t in = InputComponents(profile, i);
+    archive.Array(plane.weights, components * in / plane.block_count);
+    archive.Array(plane.weight_scales, components);
+    archive.Array(plane.basis, components * components / plane.block_count);
+    archive.Array(plane.basis_scales, components);
+    archive.Value(plane.exponent_table);
+    archive.Count(plane.scales, kLevelsMax);
+    for (auto& scales : plane.scales) archive.Array(scales, components);
+  }
+
+  archive.Count(profile.table_tokens, kTableTokensMax);
+  archive.Array(profile.table_tokens, profile.table_tokens.size());
+  archive.Array(profile.table_rows, profile.table_tokens.size() * FirstLayerComponents(profile));
+  archive.Value(profile.has_first_token);
+  archive.Value(profile.first_token);
+  archive.Array(profile.first_rows, profile.has_first_token ? profile.component_count() : 0);
+
+  auto& importance = profile.importance;
+  archive.Value(importance.query_heads);
+  archive.Value(importance.covariance_rank);
+  if (!archive.ok() || importance.query_heads > kHeadsMax ||
+      importance.covariance_rank > kHeadDimMax) {
+    return;
+  }
+  const ImportanceSizes sizes = SizesOf(profile.planes, profile.group_count, importance);
+  archive.Array(importance.query_means, sizes.query_means);
+  archive.Array(importance.query_factors, sizes.query_factors);
+  archive.Array(importance.normalizers, sizes.normalizers);
+  archive.Array(importance.weights, sizes.weights);
+}
+
+absl::Status Bad(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("profile: ", what));
+}
+absl::Status BadPlane(std::size_t plane, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("profile: plane ", plane, ": ", what));
+}
+
+bool AllFinite(const std::vector<float>& values) {
+  return std::all_of(values.begin(), values.end(),
+                     [](float value) { return std::isfinite(value); });
+}
+bool AllPositive(const std::vector<float>& values) {
+  return std::all_of(values.begin(), values.end(),
+                     [](float value) { return std::isfinite(value) && value > 0; });
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> InputPlanes(std::span<const PlaneShape> planes, std::uint32_t plane,
+                                       std::span<const PredictorInput> inputs) {
+  std::vector<std::uint32_t> found;
+  const auto add_layer = [&](std::int64_t layer) {
+    for (std::uint32_t i = 0; i < plane; ++i) {
+      if (planes[i].layer == layer && planes[i].layer < planes[plane].layer) found.push_back(i);
+    }
+  };
+  const std::int64_t layer = planes[plane].layer;
+  for (const PredictorInput input : inputs) {
+    switch (input) {
+      case PredictorInput::kLayerBelow:
+        add_layer(layer - 1);
+        break;
+      case PredictorInput::kTwoBelow:
+        add_layer(layer - 2);
+        break;
+      case PredictorInput::kFirstLayer:
+        add_layer(0);
+        break;
+      case PredictorInput::kSameLayerK:
+        if (planes[plane].is_v) found.push_back(plane - 1);
+        break;
+      case PredictorInput::kNextExpected:
+        break;
+    }
+  }
+  return found;
+}
+
+std::size_t ResidualProfile::component_count() const {
+  std::size_t count = 0;
+  for (const PlaneShape& plane : planes) count += plane.components();
+  return count;
+}
+
+absl::Status ResidualProfile::CheckConsistency() const {
+  if (planes.empty() || !PlanesAreInOrder(planes)) return Bad("planes");
+  if (plane_profiles.size() != planes.size()) return Bad("a plane without a profile");
+  if (group_count > kExponentGroupsMax) return Bad("exponent groups");
+  if (levels.empty() || levels.size() > kLevelsMax) return Bad("levels");
+  for (const ResidualLevel& level : levels) {
+    if (level.quality != Quality::kHigh && level.quality != Quality::kNearExact &&
+        level.quality != Quality::kSmall) {
+      return Bad("quality of a level");
+    }
+    if (!AllPositive({level.step})) return Bad("step");
+    if (!AllFinite({level.rate_weight, level.importance_strength})) return Bad("level");
+  }
+  if (class_frequencies.size() != std::size_t{kScaleClasses} * kResidualSymbols ||
+      expected.size() != std::size_t{kScaleIndexMax} + 1 ||
+      offsets.size() != std::size_t{kScaleClasses} * kRestoredOffsets ||
+      carried.size() != 2 * std::size_t{kScaleShiftMax} + 1 ||
+      exponent_frequencies.size() % kExponentSymbols != 0) {
+    return Bad("size of a table");
+  }
+  if (!AllFinite(offsets)) return Bad("offsets");
+  // Energies start at 1 at least: their logarithm is taken.
+  if (prior < 1 || std::any_of(carried.begin(), carried.end(), [](auto v) { return v < 1; })) {
+    return Bad("energy to start with");
+  }
+  const std::size_t exponent_tables = exponent_frequencies.size() / kExponentSymbols;
+  if (exponent_tables > kExponentTablesMax) return Bad("exponent tables");
+
+  for (std::uint32_t i = 0; i < planes.size(); ++i) {
+    const PlaneProfile& plane = plane_profiles[i];
+    const std::size_t components = planes[i].components();
+    if (plane.block_count != 1 && plane.block_count != planes[i].heads)
+      return BadPlane(i, "blocks");
+    if (group_count > 1 && group_count != plane.block_count) return BadPlane(i, "exponent groups");
+    if (group_count > 0 && plane.exponent_table >= exponent_tables) {
+      return BadPlane(i, "exponent table");
+    }
+    const std::vector<std::uint32_t> inputs = InputPlanes(planes, i, plane.inputs);
+    std::size_t in = 0;
+    for (const std::uint32_t input : inputs) {
+      if (planes[input].components() % plane.block_count != 0) return BadPlane(i, "input");
+      in += planes[input].components();
+    }
+    if (in > IntegerProduct::kInputsMax) return BadPlane(i, "too many inputs");
+    if (plane.bias.size() != components || plane.input_scales.size() != components ||
+        plane.weight_scales.size() != components || plane.basis_scales.size() != components ||
+        plane.weights.size() != components * in / plane.block_count ||
+        plane.basis.size() != components * components / plane.block_count) {
+      return BadPlane(i, "size of a matrix");
+    }
+    if (!AllFinite(plane.bias) || !AllFinite(plane.weight_scales)) return BadPlane(i, "not finite");
+    if (!AllPositive(plane.input_scales) || !AllPositive(plane.basis_scales)) {
+      return BadPlane(i, "scales");
+    }
+    if (std::any_of(plane.weights.begin(), plane.weights.end(), [](int weight) {
+          return weight < -IntegerProduct::kWeightMax || weight > IntegerProduct::kWeightMax;
+        })) {
+      return BadPlane(i, "weights");
+    }
+    if (plane.scales.size() != levels.size()) return BadPlane(i, "levels");
+    for (const auto& scales : plane.scales) {
+      if (scales.size() != components) return BadPlane(i, "size of a level");
+      if (std::any_of(scales.begin(), scales.end(),
+                      [](int scale) { return scale > kScaleIndexMax && scale != kNotCoded; })) {
+        return BadPlane(i, "scale index");
+      }
+    }
+  }
+  if (!std::is_sorted(table_tokens.begin(), table_tokens.end())) return Bad("token table");
+  if (table_rows.size() != table_tokens.size() * FirstLayerComponents(*this)) {
+    return Bad("rows of the token table");
+  }
+  if (first_rows.size() != (has_first_token ? component_count() : 0) || !AllFinite(first_rows)) {
+    return Bad("first token");
+  }
+  if (importance.query_heads > 0) {
+    for (const PlaneShape& plane : planes) {
+      if (importance.query_heads % plane.heads != 0) return Bad("query heads");
+    }
+  }
+  const ImportanceSizes sizes = SizesOf(planes, group_count, importance);
+  if (importance.query_means.size() != sizes.query_means ||
+      importance.query_factors.size() != sizes.query_factors ||
+      importance.normalizers.size() != sizes.normalizers ||
+      importance.weights.size() != sizes.weights) {
+    return Bad("size of the importance model");
+  }
+  if (!AllFinite(importance.query_means) || !AllFinite(importance.query_factors) ||
+      !AllFinite(importance.normalizers) || !AllFinite(importance.weights)) {
+    return Bad("importance model");
+  }
+  return absl::OkStatus();
+}
+
+std::string ResidualProfile::EncodeBody() const {
+  const absl::Status consistent = CheckConsistency();
+  KV_CHECK(consistent.ok());
+  BodyWriter writer;
+  Fields(writer, *this);
+  return writer.Take();
+}
+
+absl::StatusOr<ResidualProfile> ResidualProfile::DecodeBody(std::string_view body) {
+  BodyReader reader(body);
+  ResidualProfile profile;
+  Fields(reader, profile);
+  if (!reader.Done())
+    return absl::DataLossError("profile: the body is cut off or has a wrong count");
+  if (absl::Status status = profile.CheckConsistency(); !status.ok()) {
+    return absl::DataLossError(status.message());
+  }
+  return profile;
+}
+
+}  // namespace kvtrie
