@@ -139,6 +139,14 @@ absl::StatusOr<FitMaterial> FitMaterial::Decode(std::span<const PlaneShape> plan
 
 namespace {
 
+std::vector<std::uint32_t> TokensBehind(const KvSample& sample, std::size_t row_count) {
+  std::vector<std::uint32_t> behind(row_count, 1);
+  for (std::size_t t = 0; t < sample.tokens.size(); ++t) {
+    behind[t] = static_cast<std::uint32_t>(sample.tokens.size() - t);
+  }
+  return behind;
+}
+
 // Rows of all planes of one sample, padded to whole products; extreme tokens are zero.
 std::vector<std::vector<float>> RowsOf(const RawKv& raw_kv, std::span<const PlaneShape> planes,
                                        const KvSample& sample, std::size_t row_count) {
@@ -266,7 +274,8 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
   for_each(estimator, [&](const ImportanceEstimator& of, const KvSample& sample, const auto& rows,
                           std::size_t row_count) {
     if (sample.importance.empty() || sample.tokens.size() <= 2 * kSkippedTokens) return;
-    const std::vector<std::vector<float>> features = of.Features(rows, row_count);
+    const std::vector<std::vector<float>> features =
+        of.Features(rows, TokensBehind(sample, row_count));
     const std::size_t used = sample.tokens.size() - 2 * kSkippedTokens;
     std::vector<Eigen::MatrixXf> of_layer;
     for (std::size_t layer = 0; layer < features.size(); ++layer) {
@@ -300,7 +309,8 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
   std::vector<double> sums(profile.planes.size()), tokens(profile.planes.size());
   for_each(estimator, [&](const ImportanceEstimator& of, const KvSample& sample, const auto& rows,
                           std::size_t row_count) {
-    const std::vector<std::vector<float>> features = of.Features(rows, row_count);
+    const std::vector<std::vector<float>> features =
+        of.Features(rows, TokensBehind(sample, row_count));
     for (std::size_t plane = 0; plane < profile.planes.size(); ++plane) {
       for (std::size_t row = kSkippedTokens; row < sample.tokens.size(); ++row) {
         const float* const f = features[profile.planes[plane].layer].data() + row * count;

@@ -30,9 +30,10 @@ std::size_t LayerCount(std::span<const PlaneShape> planes) { return planes.back(
 std::size_t AttentionFeatures(std::size_t heads) { return kDistances * (1 + heads); }
 std::size_t LayerFeatures(std::size_t heads) { return AttentionFeatures(heads) + 2 * (1 + heads); }
 
-// A layer's own, the attention features' mean over layers, those below, those above; and 1.
+// A layer's own, the attention features' mean over layers, those below, those above; the log of the
+// tokens behind and its square; and 1.
 std::size_t FeatureCount(std::size_t heads) {
-  return LayerFeatures(heads) + 3 * AttentionFeatures(heads) + 1;
+  return LayerFeatures(heads) + 3 * AttentionFeatures(heads) + 3;
 }
 
 // Turns a head's vector by `distance` positions against RoPE's direction: a query turned so,
@@ -227,7 +228,9 @@ void ImportanceEstimator::AddLayer(std::size_t layer, std::span<const float> k_r
 }
 
 std::vector<std::vector<float>> ImportanceEstimator::Features(
-    const std::vector<std::vector<float>>& rows, std::size_t row_count) const {
+    const std::vector<std::vector<float>>& rows,
+    std::span<const std::uint32_t> tokens_behind) const {
+  const std::size_t row_count = tokens_behind.size();
   const std::size_t heads_max = HeadsMax(planes_);
   const std::size_t own_count = LayerFeatures(heads_max);
   const std::size_t shared_count = AttentionFeatures(heads_max);
@@ -264,6 +267,9 @@ std::vector<std::vector<float>> ImportanceEstimator::Features(
       to = std::copy_n(mean.data() + row * shared_count, shared_count, to);
       to = std::copy_n(below.data() + row * own_count, shared_count, to);
       to = std::copy_n(above.data() + row * own_count, shared_count, to);
+      const float behind = std::log(static_cast<float>(std::max(tokens_behind[row], 1u)));
+      *to++ = behind;
+      *to++ = behind * behind;
       *to = 1;
     }
   }

@@ -19,7 +19,8 @@ namespace kvtrie {
 // sqrt(d) + k.C k / 2d) up to a constant. These, the sizes of K and V, and the same of the layers
 // around are the features of a linear model.
 //
-// It looks at no other token, so a block is coded the same in every session.
+// Beside the token it looks only at how many tokens of the session come behind it, as far as they
+// are known when it is coded: recent tokens are attended to more.
 inline constexpr std::uint32_t kImportanceDistances[] = {4, 16, 64, 256, 1024};
 
 struct ImportanceSizes {
@@ -49,10 +50,11 @@ class ImportanceEstimator {
   // REQUIRES: the profile is consistent and its model has query heads.
   ImportanceEstimator(const ResidualProfile& profile, const RopePairs& rope);
 
-  // rows: [plane][row][component], K before RoPE. Returns [layer][row][feature].
-  // REQUIRES: row_count is a multiple of kProductRows.
+  // rows: [plane][row][component], K before RoPE. tokens_behind: of each row, itself included.
+  // Returns [layer][row][feature]. REQUIRES: as many rows as tokens_behind, a multiple of
+  // kProductRows.
   std::vector<std::vector<float>> Features(const std::vector<std::vector<float>>& rows,
-                                           std::size_t row_count) const;
+                                           std::span<const std::uint32_t> tokens_behind) const;
 
   // For the fit of normalizers: [layer][distance][query head] log of the mean over rows [begin,
   // end) of the attention that the model expects, its normalizers included.

@@ -439,7 +439,16 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
 
 absl::StatusOr<std::vector<EncodedBlock>> ResidualCodec::Encoder::Run() {
   if (state_.importance.has_value()) {
-    const auto features = state_.importance->Features(rows_, row_count_);
+    std::vector<std::uint32_t> tokens_behind(row_count_, 1);
+    for (const Coded& coded : coded_) {
+      const BlockToEncode& block = *coded.block;
+      for (std::uint32_t t = 0; t < block.tokens.size(); ++t) {
+        const std::uint32_t position = block.first_position + t;
+        tokens_behind[coded.first_row + t] =
+            block.session_tokens > position ? block.session_tokens - position : 1;
+      }
+    }
+    const auto features = state_.importance->Features(rows_, tokens_behind);
     exponents_ = state_.importance->Exponents(features, row_count_, level_.importance_strength);
   } else {
     for (std::uint32_t plane = 0; plane < rows_.size(); ++plane) {

@@ -17,6 +17,8 @@ namespace kvtrie {
 
 struct BlockToEncode {
   std::uint32_t first_position = 0;  // of its first token in the session
+  // Tokens of the session as far as it is known; steps are finer near its end.
+  std::uint32_t session_tokens = 0;
   std::span<const TokenId> tokens;
   std::span<const std::byte> raw;  // raw KV of the block
 };

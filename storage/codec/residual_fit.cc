@@ -368,7 +368,11 @@ void Fit::ComputeExponents() {
         std::fill_n(to.begin() + Index(row * plane.components()), plane.components(), 0.0f);
       }
     }
-    const std::vector<std::vector<float>> features = estimator.Features(planes, rows);
+    std::vector<std::uint32_t> tokens_behind(rows, 1);
+    for (std::size_t t = 0; t < samples_[i].tokens.size(); ++t) {
+      tokens_behind[t] = static_cast<std::uint32_t>(samples_[i].tokens.size() - t);
+    }
+    const std::vector<std::vector<float>> features = estimator.Features(planes, tokens_behind);
     for (std::size_t level = 0; level < options_.levels.size(); ++level) {
       const auto of_sample =
           estimator.Exponents(features, rows, options_.levels[level].importance_strength);

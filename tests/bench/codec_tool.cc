@@ -306,6 +306,7 @@ Blocks ReadBlocks(const Arguments& arguments) {
              });
   for (std::size_t b = 0; b < block_count; ++b) {
     blocks.to_encode.push_back({.first_position = static_cast<std::uint32_t>(b * block_tokens),
+                                .session_tokens = static_cast<std::uint32_t>(blocks.tokens.size()),
                                 .tokens = blocks.tokens.subspan(b * block_tokens, block_tokens),
                                 .raw = blocks.raw[b]});
   }
