@@ -103,13 +103,13 @@ def table(all_rows: Sequence[dict]) -> str:
 
 
 def _domain_table(title: str, own: Sequence[dict]) -> str:
-    lines = [title, f"{'':26}{'bits':>7}{'KL':>10}{'p99 KL':>9}   "
+    lines = [title, f"{'':30}{'bits':>7}{'KL':>10}{'p99 KL':>9}   "
              f"{'change of NLL, 95 %':21}{'top-1':>7}"]
     for row in own:
         ci = row["dnll_ci"]
         spread = "" if ci is None else f" ± {(ci[1] - ci[0]) / 2:.4f}"
         change = f"{row['dnll']:+.4f}{spread}"
-        lines.append(f"{row['name']:26}{row['bits']:7.3f}{row['kl']:10.5f}{row['kl_p99']:9.4f}   "
+        lines.append(f"{row['name']:30}{row['bits']:7.3f}{row['kl']:10.5f}{row['kl_p99']:9.4f}   "
                      f"{change:21}{row['top1']:7.3f}")
     return "\n".join(lines)
 
@@ -117,11 +117,11 @@ def _domain_table(title: str, own: Sequence[dict]) -> str:
 def _session_table(own: Sequence[dict]) -> str:
     """Mean KL by measure; a measure that a row lacks is empty."""
     measures = list(dict.fromkeys(row["measure"] for row in own))
-    lines = ["Sessions, mean KL", f"{'':26}{'bits':>7}" + "".join(f"{m:>14}" for m in measures)]
+    lines = ["Sessions, mean KL", f"{'':30}{'bits':>7}" + "".join(f"{m:>14}" for m in measures)]
     for name in dict.fromkeys(row["name"] for row in own):
         named = {row["measure"]: row for row in own if row["name"] == name}
         cells = [f"{named[m]['kl']:14.5f}" if m in named else f"{'':14}" for m in measures]
-        lines.append(f"{name:26}{next(iter(named.values()))['bits']:7.3f}{''.join(cells)}")
+        lines.append(f"{name:30}{next(iter(named.values()))['bits']:7.3f}{''.join(cells)}")
     return "\n".join(lines)
 
 
@@ -143,14 +143,15 @@ def draw(all_rows: Sequence[dict], path: pathlib.Path) -> None:
 
     own = [row for row in all_rows if row["domain"] == ALL and row["kl"] > 0]
     figure, axes = pyplot.subplots(figsize=(10, 7))
-    for family in dict.fromkeys(row["family"] for row in own):
+    for index, family in enumerate(dict.fromkeys(row["family"] for row in own)):
         members = [row for row in own if row["family"] == family]
         line, = axes.plot(*zip(*frontier((row["bits"], row["kl"]) for row in members)),
                           linewidth=1.2)
         axes.scatter([row["bits"] for row in members], [row["kl"] for row in members], s=22,
                      color=line.get_color(), label=family)
         for row in members:
-            axes.annotate(row["name"], (row["bits"], row["kl"]), xytext=(4, 4),
+            # Of two neighbouring families, one has its names above its points and one below.
+            axes.annotate(row["name"], (row["bits"], row["kl"]), xytext=(4, (4, -10)[index % 2]),
                           textcoords="offset points", fontsize=7)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
