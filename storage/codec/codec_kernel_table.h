@@ -36,15 +36,24 @@ struct CodecKernels {
                              float direction);
   bool (*all_below)(const float* values, std::size_t count, float limit);
 
-  // residual_codec.cc; residual_kernels.h describes them
+  // residual_codec.cc, plane_transform.cc; residual_kernels.h describes them
   void (*residual_start)(const std::uint8_t* bytes, std::size_t byte_count, RansState* state);
   bool (*residual_finished)(const RansState* state);
-  void (*residual_decode)(const ResidualTables& tables, const ResidualPlane& plane,
-                          LaneMask active, RansState* state, ResidualCarry* carry, float* values);
+  void (*residual_decode)(const ResidualTables& tables, const ResidualPlane& plane, LaneMask active,
+                          RansState* state, ResidualCarry* carry, float* values);
   std::size_t (*residual_encode)(const ResidualTables& tables, const ResidualPlane& plane,
                                  LaneMask active, const std::int32_t* exponents,
                                  const float* targets, ResidualCarry* carry, float* values,
                                  std::uint32_t* records);
+  void (*residual_codes_of_rows)(const float* rows, std::size_t row_count, std::size_t components,
+                                 const float* bias, const float* inverse_scales,
+                                 std::uint8_t* codes);
+  void (*residual_rows_of_products)(const std::int32_t* products, std::size_t row_count,
+                                    std::size_t components, const float* offset, const float* scale,
+                                    float* rows, std::size_t row_stride);
+  void (*residual_add_values)(const float* values, std::size_t value_count,
+                              std::size_t value_stride, const float* basis, std::size_t row_count,
+                              std::size_t components, float* rows, std::size_t row_stride);
 };
 
 }  // namespace kvtrie

@@ -29,6 +29,9 @@ const CodecKernels KV_KERNELS = {
     .residual_finished = ResidualFinished,
     .residual_decode = ResidualDecodePlane,
     .residual_encode = ResidualEncodePlane,
+    .residual_codes_of_rows = ResidualCodesOfRows,
+    .residual_rows_of_products = ResidualRowsOfProducts,
+    .residual_add_values = ResidualAddValues,
 };
 
 }  // namespace kvtrie

@@ -6,13 +6,13 @@
 #include <cstring>
 
 #include "storage/base/check.h"
+#include "storage/codec/codec_kernels.h"
 
 namespace kvtrie {
 namespace {
 
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-constexpr float kCodeMax = 127;
 constexpr int kCodeOfZero = 128;
 
 // Values of a block up to the last that some level codes.
@@ -36,15 +36,8 @@ void RestoredCodes::Add(std::uint32_t plane, const PlaneProfile& profile, const 
   codes.resize(rows.size());
   std::vector<float> inverse(components);
   for (std::size_t c = 0; c < components; ++c) inverse[c] = 1 / profile.input_scales[c];
-  for (std::size_t row = 0; row < row_count_; ++row) {
-    const float* const from = rows.data() + row * components;
-    std::uint8_t* const to = codes.data() + row * components;
-    for (std::size_t c = 0; c < components; ++c) {
-      const float scaled = (from[c] - profile.bias[c]) * inverse[c];
-      const float bounded = std::min(std::max(scaled, -kCodeMax), kCodeMax);
-      to[c] = static_cast<std::uint8_t>(static_cast<int>(std::nearbyint(bounded)) + kCodeOfZero);
-    }
-  }
+  Kernels().residual_codes_of_rows(rows.data(), row_count_, components, profile.bias.data(),
+                                   inverse.data(), codes.data());
   // The layer below and the one below that, and layer 0, are all that a plane reads.
   if (!shape.is_v && plane >= 2) {
     for (std::uint32_t old = 2; old < plane; ++old) {
@@ -92,9 +85,7 @@ PlaneTransform::PlaneTransform(const ResidualProfile& profile, std::uint32_t pla
         }
       }
       const Eigen::Index coded = static_cast<Eigen::Index>(block.value_count);
-      block.restore.emplace_back(
-          block.value_count, block_components_,
-          std::span<const float>(basis.data(), block.value_count * block_components_));
+      block.basis.assign(basis.data(), basis.data() + block.value_count * block_components_);
       const Matrix analysis = basis.inverse().leftCols(coded);
       block.analyze.emplace_back(
           block_components_, block.value_count,
@@ -135,41 +126,20 @@ void PlaneTransform::Predict(const RestoredCodes& codes, std::span<float> rows) 
     }
     blocks_[b].predict.front().Run(gathered, products);
     const std::size_t first = b * block_components_;
-    const float* const offset = offset_.data() + first;
-    const float* const scale = scale_.data() + first;
-    for (std::size_t row = 0; row < row_count; ++row) {
-      const std::int32_t* const product = products.data() + row * block_components_;
-      float* const to = rows.data() + row * components_ + first;
-      for (std::size_t c = 0; c < block_components_; ++c) {
-        to[c] = offset[c] + scale[c] * static_cast<float>(product[c]);
-      }
-    }
+    Kernels().residual_rows_of_products(products.data(), row_count, block_components_,
+                                        offset_.data() + first, scale_.data() + first,
+                                        rows.data() + first, components_);
   }
 }
 
 void PlaneTransform::AddResidual(std::span<const float> values, std::span<float> rows) const {
   const std::size_t row_count = rows.size() / components_;
   KV_CHECK(values.size() == row_count * value_count_);
-  std::vector<float> restored(row_count * block_components_);
-  std::vector<float> packed;
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
     const Block& block = blocks_[b];
-    if (block.value_count == 0) continue;
-    std::span<const float> block_values = values;
-    if (blocks_.size() > 1) {
-      packed.resize(row_count * block.value_count);
-      for (std::size_t row = 0; row < row_count; ++row) {
-        std::copy_n(values.data() + row * value_count_ + block.first_value, block.value_count,
-                    packed.data() + row * block.value_count);
-      }
-      block_values = packed;
-    }
-    block.restore.front().Run(block_values, restored);
-    for (std::size_t row = 0; row < row_count; ++row) {
-      const float* const from = restored.data() + row * block_components_;
-      float* const to = rows.data() + row * components_ + b * block_components_;
-      for (std::size_t c = 0; c < block_components_; ++c) to[c] += from[c];
-    }
+    Kernels().residual_add_values(values.data() + block.first_value, block.value_count,
+                                  value_count_, block.basis.data(), row_count, block_components_,
+                                  rows.data() + b * block_components_, components_);
   }
 }
 

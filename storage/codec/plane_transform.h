@@ -45,7 +45,8 @@ class PlaneTransform {
   // What the planes below say. Layer 0 has nothing below it: its rows come from the token table.
   void Predict(const RestoredCodes& codes, std::span<float> rows) const;
 
-  // rows += basis . values.
+  // rows += basis . values. With Predict, the same bits on every machine: integer products, and
+  // sums whose order is fixed.
   void AddResidual(std::span<const float> values, std::span<float> rows) const;
 
   // Values of rows - predicted. Only for encoders; made at its first use.
@@ -56,7 +57,7 @@ class PlaneTransform {
     std::size_t first_value = 0;
     std::size_t value_count = 0;
     std::vector<IntegerProduct> predict;  // one, or none without inputs
-    std::vector<FloatProduct> restore;
+    std::vector<float> basis;             // [value][component]
     std::vector<FloatProduct> analyze;
   };
 

@@ -228,6 +228,58 @@ std::size_t ResidualEncodePlane(const ResidualTables& tables, const ResidualPlan
   return static_cast<std::size_t>(to - records) / kLanes;
 }
 
+// codes: [row_count][components], 128 + (rows - bias) * inverse_scales, rounded to nearest even and
+// bounded to 1 to 255.
+void ResidualCodesOfRows(const float* rows, std::size_t row_count, std::size_t components,
+                         const float* bias, const float* inverse_scales, std::uint8_t* codes) {
+  // Added, it leaves no room for a fraction: the integer is in the low bits.
+  constexpr float kRounding = 12582912.0f;
+  for (std::size_t row = 0; row < row_count; ++row) {
+    const float* const from = rows + row * components;
+    std::uint8_t* const to = codes + row * components;
+    for (std::size_t c = 0; c < components; ++c) {
+      float scaled = (from[c] - bias[c]) * inverse_scales[c];
+      scaled = scaled > -127.0f ? scaled : -127.0f;
+      scaled = scaled < 127.0f ? scaled : 127.0f;
+      const float rounded = (scaled + 128.0f) + kRounding;
+      std::uint32_t bits;
+      __builtin_memcpy(&bits, &rounded, sizeof bits);
+      to[c] = static_cast<std::uint8_t>(bits);
+    }
+  }
+}
+
+// rows: [row_count][components] with so many floats from one to the next; offset + scale * product.
+void ResidualRowsOfProducts(const std::int32_t* products, std::size_t row_count,
+                            std::size_t components, const float* offset, const float* scale,
+                            float* rows, std::size_t row_stride) {
+  for (std::size_t row = 0; row < row_count; ++row) {
+    const std::int32_t* const from = products + row * components;
+    float* const to = rows + row * row_stride;
+    for (std::size_t c = 0; c < components; ++c) {
+      to[c] = offset[c] + scale[c] * static_cast<float>(from[c]);
+    }
+  }
+}
+
+// rows += values * basis, value by value: every instruction set adds in the same order, and most
+// values are zero. values: [row_count][value_count], basis: [value_count][components]; with so many
+// floats from one row to the next.
+void ResidualAddValues(const float* values, std::size_t value_count, std::size_t value_stride,
+                       const float* basis, std::size_t row_count, std::size_t components,
+                       float* rows, std::size_t row_stride) {
+  for (std::size_t row = 0; row < row_count; ++row) {
+    const float* const of_row = values + row * value_stride;
+    float* const to = rows + row * row_stride;
+    for (std::size_t v = 0; v < value_count; ++v) {
+      const float value = of_row[v];
+      if (value == 0) continue;
+      const float* const direction = basis + v * components;
+      for (std::size_t c = 0; c < components; ++c) to[c] += value * direction[c];
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvtrie
 
