@@ -7,6 +7,26 @@
 
 namespace kvtrie {
 
+// For the loops of lossless.cc.
+inline constexpr std::uint32_t kLosslessClasses = 16;
+inline constexpr std::int32_t kLosslessClassOffset = 11;
+inline constexpr std::size_t kLosslessStateWords = 4;  // per channel
+struct LosslessRates {
+  std::int32_t mean;
+  std::int32_t spread;
+};
+struct LosslessKind {
+  std::size_t token_count;
+  std::size_t row_components;
+  const LosslessRates* rates;  // of each token
+  std::int32_t mean;
+  std::uint32_t planes;
+};
+struct LosslessSums {
+  std::uint64_t exponents;
+  std::uint32_t mantissa_bits;  // those that are set somewhere
+};
+
 // The inner loops of one set. Each is described where it is used; pointers are to arrays whose
 // sizes the caller has checked.
 struct CodecKernels {
@@ -54,6 +74,18 @@ struct CodecKernels {
   void (*residual_add_values)(const float* values, std::size_t value_count,
                               std::size_t value_stride, const float* basis, std::size_t row_count,
                               std::size_t components, float* rows, std::size_t row_stride);
+  // lossless.cc; by the value of DType
+  LosslessSums (*lossless_sum[8])(const std::uint8_t* raw, std::size_t count);
+  void (*lossless_model[8])(const LosslessKind& kind, const std::uint8_t* raw,
+                            std::uint32_t* states, std::uint8_t* tables, std::uint8_t* symbols);
+  std::uint32_t* (*lossless_record[8])(const LosslessKind& kind, const std::uint8_t* raw,
+                                       const std::uint32_t* rans_tables, const std::uint8_t* tables,
+                                       const std::uint8_t* symbols, std::uint32_t* records,
+                                       std::uint8_t* planes);
+  bool (*lossless_decode[8])(const LosslessKind* kinds, const std::uint32_t* const* rans_tables,
+                             const std::uint8_t* bytes, std::size_t byte_count,
+                             const std::uint8_t* const* planes, std::uint32_t* states,
+                             std::uint8_t* const* raw);
 };
 
 }  // namespace kvtrie

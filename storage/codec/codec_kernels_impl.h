@@ -3,6 +3,7 @@
 // that another file could be linked to, so everything here is in unnamed namespaces or inlined, and
 // the standard library is not used.
 #include "storage/codec/codec_kernel_table.h"
+#include "storage/codec/lossless_kernels.h"
 #include "storage/codec/rans_kernels.h"
 #include "storage/codec/raw_kv_kernels.h"
 #include "storage/codec/residual_kernels.h"
@@ -32,6 +33,21 @@ const CodecKernels KV_KERNELS = {
     .residual_codes_of_rows = ResidualCodesOfRows,
     .residual_rows_of_products = ResidualRowsOfProducts,
     .residual_add_values = ResidualAddValues,
+    .lossless_sum = {nullptr, LosslessSum<SplitFloat32>, LosslessSum<SplitFloat16>,
+                     LosslessSum<SplitBfloat16>, LosslessSum<SplitFloat8E4m3>,
+                     LosslessSum<SplitFloat8E5m2>, LosslessSum<SplitInt8>, LosslessSum<SplitUint8>},
+    .lossless_model = {nullptr, LosslessModel<SplitFloat32>, LosslessModel<SplitFloat16>,
+                       LosslessModel<SplitBfloat16>, LosslessModel<SplitFloat8E4m3>,
+                       LosslessModel<SplitFloat8E5m2>, LosslessModel<SplitInt8>,
+                       LosslessModel<SplitUint8>},
+    .lossless_record = {nullptr, LosslessRecord<SplitFloat32>, LosslessRecord<SplitFloat16>,
+                        LosslessRecord<SplitBfloat16>, LosslessRecord<SplitFloat8E4m3>,
+                        LosslessRecord<SplitFloat8E5m2>, LosslessRecord<SplitInt8>,
+                        LosslessRecord<SplitUint8>},
+    .lossless_decode = {nullptr, LosslessDecode<SplitFloat32>, LosslessDecode<SplitFloat16>,
+                        LosslessDecode<SplitBfloat16>, LosslessDecode<SplitFloat8E4m3>,
+                        LosslessDecode<SplitFloat8E5m2>, LosslessDecode<SplitInt8>,
+                        LosslessDecode<SplitUint8>},
 };
 
 }  // namespace kvtrie

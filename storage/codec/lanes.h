@@ -150,6 +150,21 @@ KV_LANES_INLINE U32x16 LoadU16(const void* from) {
   return lanes;
 }
 
+KV_LANES_INLINE U32x16 LoadU32(const void* from) {
+  U32x16 lanes;
+  const auto* const bytes = static_cast<const std::uint8_t*>(from);
+  for (std::size_t p = 0; p < kPieces; ++p) {
+    __builtin_memcpy(&lanes.piece[p], bytes + p * kPieceBytes, kPieceBytes);
+  }
+  return lanes;
+}
+KV_LANES_INLINE void StoreU32(U32x16 lanes, void* to) {
+  auto* const bytes = static_cast<std::uint8_t*>(to);
+  for (std::size_t p = 0; p < kPieces; ++p) {
+    __builtin_memcpy(bytes + p * kPieceBytes, &lanes.piece[p], kPieceBytes);
+  }
+}
+
 KV_LANES_INLINE U32x16 LoadU8(const std::uint8_t* from) {
   U32x16 lanes;
 #if defined(KV_LANES_AVX512)

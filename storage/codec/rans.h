@@ -79,7 +79,8 @@ class RansEncoder {
 };
 
 // What AddSymbols coded, when nothing else was. DataLoss unless `bytes` is exactly what an encoder
-// wrote for so many symbols; `symbols` holds anything then. REQUIRES: as AddSymbols.
+// writes for some symbols, so many; `symbols` holds anything then. That finds most damage, and is
+// no checksum. REQUIRES: as AddSymbols.
 absl::Status RansDecodeSymbols(const RansTables& tables, std::span<const std::byte> bytes,
                                std::span<const std::uint8_t> table_of,
                                std::span<std::uint8_t> symbols);

@@ -14,6 +14,7 @@
 #include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
 #include "storage/codec/codec_kernels.h"
+#include "storage/codec/coded_body.h"
 #include "storage/codec/frame.h"
 #include "storage/codec/importance.h"
 #include "storage/codec/plane_transform.h"
@@ -30,8 +31,8 @@ namespace {
 // each; their raw bytes; the entropy-coded rest.
 constexpr std::uint8_t kFirstTokenFromProfile = 1;
 
-constexpr std::size_t kSectionBytesAtLeast = 4096;
-constexpr std::size_t kEntropySectionBytesMax = kSectionBytesMax / 2;
+// Flags, zero, and two counts.
+constexpr std::size_t kFixedHeadBytes = 6;
 constexpr std::size_t kExactBytesMax = kSectionBytesMax / 4;
 
 // Targets beyond it are taken for out of range.
@@ -384,28 +385,30 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
   std::vector<std::size_t> layer_bytes;
   KV_RETURN_IF_ERROR(coded.encoder.Finish(entropy, coded.layer_steps, layer_bytes));
 
-  // A section ends with the first layer that makes it long enough.
-  std::vector<std::uint16_t> layers_of_section;
-  std::vector<std::size_t> section_ends;  // in the entropy-coded bytes
-  std::size_t begin = 0;
-  for (std::size_t layer = 0; layer < layer_bytes.size(); ++layer) {
-    const bool last = layer + 1 == layer_bytes.size();
-    const std::size_t end = last ? entropy.size() : layer_bytes[layer];
-    const bool long_enough =
-        end >= begin + kSectionBytesAtLeast && entropy.size() >= end + kSectionBytesAtLeast;
-    if (!last && !long_enough) continue;
-    while (end - begin > kEntropySectionBytesMax) {
-      begin += kEntropySectionBytesMax;
-      section_ends.push_back(begin);
-      layers_of_section.push_back(layers_of_section.empty() ? 0 : layers_of_section.back());
-    }
-    section_ends.push_back(end);
-    layers_of_section.push_back(static_cast<std::uint16_t>(layer + 1));
-    begin = end;
-  }
-
   EncodedBlock encoded;
   encoded.exact_tokens = static_cast<std::uint32_t>(coded.exact.size());
+  const std::size_t exact_bytes =
+      coded.exact.size() * (sizeof(std::uint16_t) + TokenBytes(geometry));
+  layer_bytes.back() = entropy.size();
+  encoded.section_bytes = CutSections(layer_bytes);
+  std::vector<std::uint16_t> layers_of_section;
+  std::size_t section_end = 0;
+  for (const std::uint32_t bytes : encoded.section_bytes) {
+    section_end += bytes;
+    layers_of_section.push_back(static_cast<std::uint16_t>(
+        std::upper_bound(layer_bytes.begin(), layer_bytes.end(), section_end) -
+        layer_bytes.begin()));
+  }
+  // The head goes with the first section, or is one of its own where both are too long for that.
+  const auto head_bytes = [&] {
+    return kFrameBindingBytes + kFixedHeadBytes + 2 * layers_of_section.size() + exact_bytes;
+  };
+  if (head_bytes() + encoded.section_bytes[0] > kSectionBytesMax) {
+    encoded.section_bytes.insert(encoded.section_bytes.begin(), 0);
+    layers_of_section.insert(layers_of_section.begin(), 0);
+  }
+  encoded.section_bytes[0] += static_cast<std::uint32_t>(head_bytes());
+
   ByteWriter writer;
   writer.Write(static_cast<std::uint8_t>(coded.first_from_profile ? kFirstTokenFromProfile : 0));
   writer.Write(std::uint8_t{0});
@@ -427,13 +430,6 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
   std::memcpy(encoded.body.data() + kFrameBindingBytes, head.data(), head.size());
   std::memcpy(encoded.body.data() + kFrameBindingBytes + head.size(), entropy.data(),
               entropy.size());
-
-  std::size_t section_begin = 0;
-  for (const std::size_t end : section_ends) {
-    const std::size_t section_end = kFrameBindingBytes + head.size() + end;
-    encoded.section_bytes.push_back(static_cast<std::uint32_t>(section_end - section_begin));
-    section_begin = section_end;
-  }
   return encoded;
 }
 

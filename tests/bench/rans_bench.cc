@@ -6,7 +6,6 @@
 // with tables in random order (seed 1): what residuals look like whose context changes from
 // component to component.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -19,6 +18,7 @@
 #include "storage/base/check.h"
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/rans.h"
+#include "tests/bench/best_cpu_seconds.h"
 
 namespace kvtrie {
 namespace {
@@ -63,18 +63,6 @@ Data MakeData(std::size_t symbol_count, std::size_t table_count) {
   return data;
 }
 
-template <typename Body>
-double BestSeconds(Body body) {
-  double best = 1e9;
-  for (int round = 0; round < 9; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    body();
-    best = std::min(
-        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  return best;
-}
-
 void Run(std::size_t symbol_count, std::size_t table_count) {
   const Data data = MakeData(symbol_count, table_count);
   const auto count = static_cast<double>(symbol_count);
@@ -82,14 +70,14 @@ void Run(std::size_t symbol_count, std::size_t table_count) {
     if (!UseKernelSet(set).ok()) continue;
     std::vector<std::byte> bytes;
     RansEncoder encoder;
-    const double encode_seconds = BestSeconds([&] {
+    const double encode_seconds = BestCpuSeconds(9, [&] {
       bytes.clear();
       encoder.AddSymbols(data.tables, data.table_of, data.symbols);
       KV_CHECK(encoder.Finish(bytes).ok());
     });
     std::vector<std::uint8_t> decoded(symbol_count);
-    const double decode_seconds = BestSeconds(
-        [&] { KV_CHECK(RansDecodeSymbols(data.tables, bytes, data.table_of, decoded).ok()); });
+    const double decode_seconds = BestCpuSeconds(
+        9, [&] { KV_CHECK(RansDecodeSymbols(data.tables, bytes, data.table_of, decoded).ok()); });
     KV_CHECK(decoded == data.symbols);
     std::printf(
         "%-8s %3zu tables  %.3f bits per symbol (entropy %.3f)  encode %4.0f M symbols/s  "

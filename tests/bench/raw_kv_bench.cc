@@ -6,7 +6,6 @@
 // Blocks of 64 tokens, 3 KV heads of 64 dimensions, half-split RoPE; normal values (seed 1). The
 // angles of the block are part of the time.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -17,6 +16,7 @@
 #include "storage/base/check.h"
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/raw_kv.h"
+#include "tests/bench/best_cpu_seconds.h"
 
 namespace kvtrie {
 namespace {
@@ -39,18 +39,6 @@ void ForEachKind(const KvGeometry& geometry, Body body) {
   }
 }
 
-template <typename Body>
-double BestSeconds(Body body) {
-  double best = 1e9;
-  for (int round = 0; round < 15; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    body();
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    best = std::min(best, elapsed.count());
-  }
-  return best;
-}
-
 void Run(DType dtype, const char* name, std::uint32_t layers) {
   const ModelSpec spec = Spec(dtype, layers);
   KV_CHECK(spec.Validate().ok());
@@ -67,14 +55,14 @@ void Run(DType dtype, const char* name, std::uint32_t layers) {
 
   for (const KernelSet set : kKernelSets) {
     if (!UseKernelSet(set).ok()) continue;
-    const double read_seconds = BestSeconds([&] {
+    const double read_seconds = BestCpuSeconds(15, [&] {
       const RopeAngles angles = raw_kv.AnglesAt(1000);
       ForEachKind(geometry, [&](std::uint32_t layer, KvKind kind) {
         raw_kv.ReadRows(raw, layer, kind, angles, rows);
       });
     });
     std::vector<std::byte> written(raw.size());
-    const double write_seconds = BestSeconds([&] {
+    const double write_seconds = BestCpuSeconds(15, [&] {
       const RopeAngles angles = raw_kv.AnglesAt(1000);
       ForEachKind(geometry, [&](std::uint32_t layer, KvKind kind) {
         std::fill(rows.begin(), rows.end(), 1.5f);
@@ -82,7 +70,7 @@ void Run(DType dtype, const char* name, std::uint32_t layers) {
       });
     });
     std::size_t extreme = 0;
-    const double scan_seconds = BestSeconds([&] {
+    const double scan_seconds = BestCpuSeconds(15, [&] {
       ForEachKind(geometry, [&](std::uint32_t layer, KvKind kind) {
         extreme += raw_kv.ExtremeTokens(raw, layer, kind).size();
       });

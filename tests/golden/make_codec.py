@@ -1,8 +1,10 @@
 """Writes the codecs' files of tests/golden/v1 and the corpora of their fuzz targets, from the descriptions alone: the
-comment at the top of storage/codec/rans.h. It shares no code with the C++ writers. Files that are released are not
-written anew.
+comment at the top of storage/codec/rans.h, LOSSLESS.md. It shares no code with the C++ writers. Files that are
+released are not written anew.
 """
 
+import fractions
+import functools
 import pathlib
 import struct
 
@@ -76,6 +78,196 @@ def rans_bits(count: int) -> bytes:
     return rans_encode(in_steps(codes))
 
 
+def frequencies_of(counts):
+    """Counts to frequencies, as LOSSLESS.md says."""
+    total = sum(counts)
+    f = [max(4096 * count // total, 1 if count else 0) for count in counts]
+    while (missing := 4096 - sum(f)) != 0:
+        if missing > 0:
+            best = max((i for i, count in enumerate(counts) if count),
+                       key=lambda i: (fractions.Fraction(counts[i], 2 * f[i] + 1), -i))
+            f[best] += 1
+        else:
+            best = min((i for i, count in enumerate(counts) if f[i] > 1),
+                       key=lambda i: (fractions.Fraction(counts[i], 2 * f[i] - 1), i))
+            f[best] -= 1
+    return f
+
+
+# Name: number of the DType, bytes, bits of the mantissa (None for integers).
+DTYPES = {"float32": (1, 4, 23), "float16": (2, 2, 10), "bfloat16": (3, 2, 7), "float8_e4m3": (4, 1, 3),
+          "float8_e5m2": (5, 1, 2), "int8": (6, 1, None), "uint8": (7, 1, None)}
+GOLDEN_TOKENS = 64
+GOLDEN_LAYERS = [(2, 20, 7), (1, 33, 0), (1, 5, 16)]  # KV heads, dims of K and of V
+NOISE_LAYER = 2  # of random bytes: kept raw
+
+
+def golden_codes(name: str):
+    """The raw values of the golden block, [layer][K, V][token][channel]."""
+    number, size, mantissa_bits = DTYPES[name]
+    random = Random(number)
+    block = []
+    for layer, (heads, k_dim, v_dim) in enumerate(GOLDEN_LAYERS):
+        kinds = []
+        for dim in (k_dim, v_dim):
+            tokens = []
+            for _ in range(GOLDEN_TOKENS):
+                row = []
+                for channel in range(heads * dim):
+                    if layer == NOISE_LAYER:
+                        code = random.below(1 << 16) << 16 | random.below(1 << 16)
+                        row.append(code & ((1 << 8 * size) - 1))
+                        continue
+                    sign = int(random.below(8) == 0) ^ channel & 1
+                    rare = random.below(50) == 0
+                    scale = random.below(256) | 256
+                    noise = random.below(1 << 23)
+                    lower = (scale & -scale).bit_length() - 1
+                    if mantissa_bits is None:
+                        bound = 1 << channel % 8
+                        value = noise % (bound + 1)
+                        value = 128 if rare else value >> lower // 4
+                        value = -value if sign or rare else min(value, 127)
+                        row.append((value + (128 if name == "uint8" else 0)) & 0xFF)
+                        continue
+                    exponent_bits = 8 * size - 1 - mantissa_bits
+                    middle = (1 << exponent_bits) * 5 // 8
+                    exponent = 0 if rare else max(middle + channel % 5 - lower, 0)
+                    mantissa = noise & ((1 << mantissa_bits) - 1)
+                    if name == "float32":
+                        mantissa &= ~0xFFFF  # as of a bfloat16
+                    row.append(sign << 8 * size - 1 | exponent << mantissa_bits | mantissa)
+                tokens.append(row)
+            kinds.append(tokens)
+        block.append(kinds)
+    return block
+
+
+def split(code: int, name: str):
+    """Sign, exponent, mantissa, and how many bits of the mantissa go to the rANS coder."""
+    _, size, mantissa_bits = DTYPES[name]
+    if mantissa_bits is None:
+        value = code - 128 if name == "uint8" else code - 256 * (code >> 7)
+        exponent = abs(value).bit_length()
+        bits = max(exponent - 1, 0)
+        return int(value < 0), exponent, abs(value) & ((1 << bits) - 1), bits
+    exponent_bits = 8 * size - 1 - mantissa_bits
+    return (code >> 8 * size - 1, code >> mantissa_bits & ((1 << exponent_bits) - 1), code & ((1 << mantissa_bits) - 1),
+            0)
+
+
+def exponent_bits_of(name: str) -> int:
+    _, size, mantissa_bits = DTYPES[name]
+    return 4 if mantissa_bits is None else 8 * size - 1 - mantissa_bits
+
+
+def lossless_symbols(tokens, name: str, mean: int):
+    """(table, symbol) of each value, [token][channel]."""
+    states = [[mean, 16, 0, 0] for _ in tokens[0]]
+    result = []
+    for t, row in enumerate(tokens):
+        symbols = []
+        for state, code in zip(states, row):
+            sign, exponent, _, _ = split(code, name)
+            mean, spread, last, same = state
+            half = mean + 4 >> 3
+            table = (half & 1) + 2 * sum(bound <= spread for bound in (8, 14, 22)) + 8 * (same == 2)
+            cls = exponent - (half >> 1) + 11
+            symbols.append((table, 2 * (cls if 1 <= cls <= 15 else 0) + (sign ^ last)))
+            difference = 16 * exponent - mean
+            state[0] += difference * (256 // min(t + 3, 16)) >> 8
+            state[1] += (abs(difference) - spread) * (256 // min(t + 2, 16)) >> 8
+            state[3] = min(same + 1, 2) if sign == last else 0
+            state[2] = sign
+        result.append(symbols)
+    return result
+
+
+def weight(code: int) -> int:
+    return (16, 19, 23, 27)[(code - 1) % 4] << (code - 1) // 4 if code else 0
+
+
+def nearest_weight(count: int, most: int) -> int:
+    best = 63
+    if count == 0:
+        return 0
+
+    def distance(code):
+        return abs(weight(code) * most - weight(63) * count)
+
+    while best > 1 and distance(best - 1) <= distance(best):
+        best -= 1
+    return best
+
+
+def lossless_tables(symbols):
+    """The stored form of a kind's tables, and their frequencies; which weights to take is the writer's choice."""
+    classes = [[0] * 16 for _ in range(8)]
+    changes = [[0, 0] for _ in range(8)]
+    for table, symbol in symbols:
+        classes[table % 8][symbol // 2] += 1
+        changes[table // 2][symbol % 2] += 1
+    weights = [[nearest_weight(count, max(row)) for count in row] for row in classes]
+    change = [min(max((256 * c[1] + sum(c) // 2) // sum(c), 1), 255) if sum(c) else 128 for c in changes]
+    packed = sum(w << 6 * i for i, w in enumerate(w for row in weights for w in row))
+    tables = []
+    for table in range(16):
+        counts = []
+        for w in weights[table % 8]:
+            counts += [weight(w) * (256 - change[table // 2]), weight(w) * change[table // 2]]
+        tables.append(frequencies_of(counts) if any(counts) else None)
+    return packed.to_bytes(96, "little") + bytes(change), tables
+
+
+BINDING = struct.pack("<II", 4000, 0xE3069283) + bytes(16)
+
+
+def lossless_body(block, name: str) -> bytes:
+    _, size, mantissa_bits = DTYPES[name]
+    models = []  # [layer][kind]: mean, planes, symbols
+    all_symbols = [[], []]
+    for kinds in block:
+        models.append([])
+        for k, tokens in enumerate(kinds):
+            values = [split(code, name) for row in tokens for code in row]
+            mean = 16 * sum(v[1] for v in values) // len(values) if values else 0
+            planes = functools.reduce(int.__or__, (v[2] for v in values), 0) if mantissa_bits is not None else 0
+            symbols = lossless_symbols(tokens, name, mean)
+            all_symbols[k] += [s for row in symbols for s in row]
+            models[-1].append((mean, planes, symbols))
+    stored, tables = zip(*(lossless_tables(symbols) for symbols in all_symbols))
+
+    layers, words = [], []
+    for kinds, model in zip(block, models):
+        steps, plane_bytes = [], b""
+        for k, tokens in enumerate(kinds):
+            mean, planes, symbols = model[k]
+            for row, row_symbols in zip(tokens, symbols):
+                for at in range(0, len(row), LANES):
+                    values = [split(code, name) for code in row[at:at + LANES]]
+                    idle = [None] * (LANES - len(values))
+                    drawn = row_symbols[at:at + LANES]
+                    steps.append([(sum(tables[k][t][:s]), tables[k][t][s]) for t, s in drawn] + idle)
+                    if any(s < 2 for _, s in drawn):
+                        width = exponent_bits_of(name)
+                        steps.append([(v[1] << 12 - width, 1 << 12 - width) if s < 2 else None
+                                      for v, (_, s) in zip(values, drawn)] + idle)
+                    if mantissa_bits is None:
+                        steps.append([(v[2] << 12 - v[3], 1 << 12 - v[3]) for v in values] + idle)
+                    for b in range(23):
+                        if planes >> b & 1:
+                            plane_bytes += struct.pack("<H", sum((v[2] >> b & 1) << i for i, v in enumerate(values)))
+        rans = rans_encode(steps)
+        layer = struct.pack("<HHIII", model[0][0], model[1][0], model[0][1], model[1][1], len(rans)) + rans + plane_bytes
+        raw = b"".join(code.to_bytes(size, "little") for tokens in kinds for row in tokens for code in row)
+        words.append(len(layer) if len(layer) < len(raw) else len(raw) | 1 << 31)
+        layers.append(layer if len(layer) < len(raw) else raw)
+    head = BINDING + struct.pack("<I", 1) + b"".join(stored) + struct.pack(f"<{len(words)}I", *words)
+    assert len(head) + sum(map(len, layers)) < 28 + sum(word & ~(1 << 31) for word in words if word >> 31) + size * sum(
+        len(tokens) * len(tokens[0]) for kinds, word in zip(block, words) for tokens in kinds if not word >> 31), "raw is smaller"
+    return head + b"".join(layers)
+
+
 def write(path: pathlib.Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
@@ -90,3 +282,8 @@ if __name__ == "__main__":
     write(CORPUS / "rans" / "symbols", rans_symbols(200))
     write(CORPUS / "rans" / "bits", rans_bits(100))
     write(CORPUS / "rans" / "nothing", rans_symbols(0))
+    for dtype, (number, _, _) in DTYPES.items():
+        body = lossless_body(golden_codes(dtype), dtype)
+        write(HERE / "v1" / f"lossless_{dtype}.bin", body)
+        write(CORPUS / "lossless" / dtype, bytes([number - 1]) + body)
+    write(CORPUS / "lossless" / "raw", bytes([2]) + BINDING + struct.pack("<I", 2) + bytes(range(100)))

@@ -119,6 +119,10 @@ void CheckMemory(Checks& checks) {
               [&](std::size_t i) { return std::uint32_t{bytes[1 + i]}; });
   checks.Same("LoadU16", LoadU16(bytes + 1), at16);
 
+  std::uint8_t wide[4 * kLanes + 1];
+  StoreU32(Load(kA), wide + 1);
+  checks.Same("StoreU32 and LoadU32", LoadU32(wide + 1), [](std::size_t i) { return kA[i]; });
+
   std::uint16_t values[kLanes];
   __builtin_memcpy(values, bytes + 1, sizeof values);
   constexpr LaneMask kFirst5 = 0b11111;
