@@ -103,6 +103,28 @@ KV_LANES_INLINE void Suspend(const RansDecoder& decoder, RansState& state) {
   state.damaged = decoder.damaged;
 }
 
+// A value in each lane of `active`: symbol, then low bits or an escape's.
+KV_LANES_INLINE I32x16 DecodeValue(RansDecoder& decoder, const ResidualTables& tables,
+                                   const ScaleClass& of, LaneMask active) {
+  const I32x16 symbol = Signed(decoder.DecodeSymbols(tables.decode, Unsigned(of.table), active));
+  I32x16 value = symbol - I32x16(kSymbolMax);
+  const LaneMask escaped =
+      static_cast<LaneMask>(Equal(symbol, I32x16(static_cast<std::int32_t>(kEscape))) & active);
+  const LaneMask with_bits = static_cast<LaneMask>(NotZero(of.low_bits) & active & ~escaped);
+  if (with_bits != 0) {
+    const I32x16 low = Signed(decoder.DecodeBits(Unsigned(of.low_bits), with_bits));
+    value = Select(with_bits, (value << of.low_bits) | low, value);
+  }
+  if (escaped != 0) [[unlikely]] {
+    const I32x16 negative = Signed(decoder.DecodeBits(U32x16(1), escaped));
+    const I32x16 low = Signed(decoder.DecodeBits(U32x16(12), escaped));
+    const I32x16 high = Signed(decoder.DecodeBits(U32x16(12), escaped));
+    const I32x16 magnitude = (high << 12) | low;
+    value = Select(escaped, Select(NotZero(negative), I32x16(0) - magnitude, magnitude), value);
+  }
+  return value;
+}
+
 void ResidualStart(const std::uint8_t* bytes, std::size_t byte_count, RansState* state) {
   RansDecoder decoder;
   decoder.Start(bytes, byte_count);
@@ -130,28 +152,44 @@ void ResidualDecodePlane(const ResidualTables& tables, const ResidualPlane& plan
     const I32x16 scale =
         ClampScale(I32x16(static_cast<std::int32_t>(plane.scales[component])) + (exponent << 1));
     const ScaleClass of(ClampScale(scale + context.Shift()));
-    const I32x16 symbol = Signed(decoder.DecodeSymbols(tables.decode, Unsigned(of.table), active));
-    I32x16 value = symbol - I32x16(kSymbolMax);
-    const LaneMask escaped =
-        static_cast<LaneMask>(Equal(symbol, I32x16(static_cast<std::int32_t>(kEscape))) & active);
-    const LaneMask with_bits = static_cast<LaneMask>(NotZero(of.low_bits) & active & ~escaped);
-    if (with_bits != 0) {
-      const I32x16 low = Signed(decoder.DecodeBits(Unsigned(of.low_bits), with_bits));
-      value = Select(with_bits, (value << of.low_bits) | low, value);
-    }
-    if (escaped != 0) [[unlikely]] {
-      const I32x16 negative = Signed(decoder.DecodeBits(U32x16(1), escaped));
-      const I32x16 low = Signed(decoder.DecodeBits(U32x16(12), escaped));
-      const I32x16 high = Signed(decoder.DecodeBits(U32x16(12), escaped));
-      const I32x16 magnitude = (high << 12) | low;
-      value = Select(escaped, Select(NotZero(negative), I32x16(0) - magnitude, magnitude), value);
-    }
+    const I32x16 value = DecodeValue(decoder, tables, of, active);
     context.Add(tables, scale, value);
     Store(RestoredValue(tables, of, value) * ExponentFactor(exponent, false),
           values + component * kLanes);
   }
   Store(context.Shift(), carry->shift);
   Suspend(decoder, *state);
+}
+
+KV_LANES_INLINE std::uint32_t* Record(std::uint32_t* to, U32x16 lanes) {
+  Store(lanes, to);
+  return to + kLanes;
+}
+
+// Records what DecodeValue reads; returns where the next record goes.
+KV_LANES_INLINE std::uint32_t* RecordValue(const ResidualTables& tables, const ScaleClass& of,
+                                           I32x16 value, LaneMask active, std::uint32_t* to) {
+  const I32x16 short_value = value >> of.low_bits;
+  const I32x16 limit = Signed(Gather(tables.limits, Unsigned(of.table)));
+  const LaneMask fits =
+      static_cast<LaneMask>(~(Less(limit, short_value) | Less(short_value, I32x16(0) - limit)));
+  const LaneMask escaped = static_cast<LaneMask>(~fits & active);
+  const I32x16 symbol =
+      Select(fits, short_value + I32x16(kSymbolMax), I32x16(static_cast<std::int32_t>(kEscape)));
+  to = Record(to, RansSymbolRecords(tables.encode, Unsigned(of.table), Unsigned(symbol), active));
+  const LaneMask with_bits = static_cast<LaneMask>(NotZero(of.low_bits) & active & ~escaped);
+  if (with_bits != 0) {
+    const I32x16 low = value & ((I32x16(1) << of.low_bits) - I32x16(1));
+    to = Record(to, RansBitsRecords(Unsigned(low), Unsigned(of.low_bits), with_bits));
+  }
+  if (escaped != 0) [[unlikely]] {
+    const U32x16 magnitude = Unsigned(Abs(value));
+    const U32x16 negative = Unsigned(value) >> 31;
+    to = Record(to, RansBitsRecords(negative, U32x16(1), escaped));
+    to = Record(to, RansBitsRecords(magnitude & 0xFFF, U32x16(12), escaped));
+    to = Record(to, RansBitsRecords(magnitude >> 12, U32x16(12), escaped));
+  }
+  return to;
 }
 
 // The value for `target` steps: rounded by rate and distortion, which the thresholds hold.
@@ -178,15 +216,11 @@ std::size_t ResidualEncodePlane(const ResidualTables& tables, const ResidualPlan
                                 const float* targets, ResidualCarry* carry, float* values,
                                 std::uint32_t* records) {
   std::uint32_t* to = records;
-  const auto record = [&to](U32x16 lanes) KV_LANES_INLINE_LAMBDA {
-    Store(lanes, to);
-    to += kLanes;
-  };
   for (std::uint32_t group = 0; group < plane.group_count; ++group) {
     const I32x16 exponent = Load(exponents + group * kLanes);
     const I32x16 delta = exponent - Load(carry->exponents[group]);
-    record(RansSymbolRecords(tables.encode, plane.exponent_table,
-                             Unsigned(delta + I32x16(kExponentDeltaMax)), active));
+    to = Record(to, RansSymbolRecords(tables.encode, plane.exponent_table,
+                                      Unsigned(delta + I32x16(kExponentDeltaMax)), active));
     Store(exponent, carry->exponents[group]);
   }
 
@@ -200,26 +234,7 @@ std::size_t ResidualEncodePlane(const ResidualTables& tables, const ResidualPlan
     const F32x16 target = Load(targets + component * kLanes) * ExponentFactor(exponent, true);
     const I32x16 value = Quantize(tables, of, target);
 
-    const I32x16 short_value = value >> of.low_bits;
-    const I32x16 limit = Signed(Gather(tables.limits, Unsigned(of.table)));
-    const LaneMask fits =
-        static_cast<LaneMask>(~(Less(limit, short_value) | Less(short_value, I32x16(0) - limit)));
-    const LaneMask escaped = static_cast<LaneMask>(~fits & active);
-    const I32x16 symbol =
-        Select(fits, short_value + I32x16(kSymbolMax), I32x16(static_cast<std::int32_t>(kEscape)));
-    record(RansSymbolRecords(tables.encode, Unsigned(of.table), Unsigned(symbol), active));
-    const LaneMask with_bits = static_cast<LaneMask>(NotZero(of.low_bits) & active & ~escaped);
-    if (with_bits != 0) {
-      const I32x16 low = value & ((I32x16(1) << of.low_bits) - I32x16(1));
-      record(RansBitsRecords(Unsigned(low), Unsigned(of.low_bits), with_bits));
-    }
-    if (escaped != 0) [[unlikely]] {
-      const U32x16 magnitude = Unsigned(Abs(value));
-      const U32x16 negative = Unsigned(value) >> 31;
-      record(RansBitsRecords(negative, U32x16(1), escaped));
-      record(RansBitsRecords(magnitude & 0xFFF, U32x16(12), escaped));
-      record(RansBitsRecords(magnitude >> 12, U32x16(12), escaped));
-    }
+    to = RecordValue(tables, of, value, active, to);
     context.Add(tables, scale, value);
     Store(RestoredValue(tables, of, value) * ExponentFactor(exponent, false),
           values + component * kLanes);
