@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "storage/codec/predicted_entropy.h"
 #include "storage/codec/residual_entropy.h"
 
 namespace kvtrie {
@@ -65,6 +66,14 @@ struct CodecKernels {
                                  LaneMask active, const std::int32_t* exponents,
                                  const float* targets, ResidualCarry* carry, float* values,
                                  std::uint32_t* records);
+  void (*predicted_decode)(const ResidualTables& tables, const PredictedFormat& format,
+                           const PredictedPlane& plane, LaneMask active, RansState* state,
+                           std::int32_t* carried_shift, const float* predictions,
+                           std::uint32_t* numbers);
+  std::size_t (*predicted_encode)(const ResidualTables& tables, const PredictedFormat& format,
+                                  const PredictedPlane& plane, LaneMask active,
+                                  std::int32_t* carried_shift, const float* predictions,
+                                  const std::uint32_t* numbers, std::uint32_t* records);
   void (*residual_codes_of_rows)(const float* rows, std::size_t row_count, std::size_t components,
                                  const float* bias, const float* inverse_scales,
                                  std::uint8_t* codes);

@@ -4,6 +4,7 @@
 // the standard library is not used.
 #include "storage/codec/codec_kernel_table.h"
 #include "storage/codec/lossless_kernels.h"
+#include "storage/codec/predicted_kernels.h"
 #include "storage/codec/rans_kernels.h"
 #include "storage/codec/raw_kv_kernels.h"
 #include "storage/codec/residual_kernels.h"
@@ -30,6 +31,8 @@ const CodecKernels KV_KERNELS = {
     .residual_finished = ResidualFinished,
     .residual_decode = ResidualDecodePlane,
     .residual_encode = ResidualEncodePlane,
+    .predicted_decode = PredictedDecodePlane,
+    .predicted_encode = PredictedEncodePlane,
     .residual_codes_of_rows = ResidualCodesOfRows,
     .residual_rows_of_products = ResidualRowsOfProducts,
     .residual_add_values = ResidualAddValues,

@@ -91,12 +91,17 @@ void RawKv::ReadRows(std::span<const std::byte> raw, std::uint32_t layer, KvKind
 void RawKv::WriteRows(std::span<float> rows, std::uint32_t layer, KvKind kind,
                       const RopeAngles& angles, std::span<std::byte> raw) const {
   KV_CHECK(raw.size() == geometry_.raw_block_bytes());
-  KV_CHECK(rows.size() ==
-           std::size_t{geometry_.block_tokens()} * geometry_.row_components(layer, kind));
-  if (kind == KvKind::kK && unrotates_k(layer)) Rotate(rows, layer, angles, -1.0f);
+  RotateRows(rows, layer, kind, angles);
   Kernels().store_floats[static_cast<std::size_t>(geometry_.dtype())](
       rows.data(), rows.size(),
       reinterpret_cast<std::uint8_t*>(raw.data()) + geometry_.kind_begin(layer, kind));
+}
+
+void RawKv::RotateRows(std::span<float> rows, std::uint32_t layer, KvKind kind,
+                       const RopeAngles& angles) const {
+  KV_CHECK(rows.size() ==
+           std::size_t{geometry_.block_tokens()} * geometry_.row_components(layer, kind));
+  if (kind == KvKind::kK && unrotates_k(layer)) Rotate(rows, layer, angles, -1.0f);
 }
 
 std::vector<std::uint32_t> RawKv::ExtremeTokens(std::span<const std::byte> raw, std::uint32_t layer,

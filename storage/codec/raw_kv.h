@@ -61,6 +61,10 @@ class RawKv {
   void WriteRows(std::span<float> rows, std::uint32_t layer, KvKind kind, const RopeAngles& angles,
                  std::span<std::byte> raw) const;
 
+  // Turns rows as WriteRows does, without writing them. REQUIRES: as WriteRows.
+  void RotateRows(std::span<float> rows, std::uint32_t layer, KvKind kind,
+                  const RopeAngles& angles) const;
+
   // The tokens of the block, ascending, whose row has a component that is not a finite number below
   // kComponentLimit. REQUIRES: as ReadRows.
   std::vector<std::uint32_t> ExtremeTokens(std::span<const std::byte> raw, std::uint32_t layer,

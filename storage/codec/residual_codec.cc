@@ -50,6 +50,21 @@ std::size_t GroupsOf(std::size_t tokens) { return (tokens + kLanes - 1) / kLanes
 
 std::uint32_t TokensCrc(std::span<const TokenId> tokens) { return Crc32c(std::as_bytes(tokens)); }
 
+std::optional<PredictedFormat> FormatOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return PredictedFormat{.mantissa_bits = 10, .bias = 15, .sign_shift = 15};
+    case DType::kBfloat16:
+      return PredictedFormat{.mantissa_bits = 7, .bias = 127, .sign_shift = 15};
+    case DType::kFloat8E4m3:
+      return PredictedFormat{.mantissa_bits = 3, .bias = 7, .sign_shift = 7};
+    case DType::kFloat8E5m2:
+      return PredictedFormat{.mantissa_bits = 2, .bias = 15, .sign_shift = 7};
+    default:
+      return std::nullopt;
+  }
+}
+
 // One level of a profile, ready to code.
 struct Level {
   Quality quality;
@@ -68,6 +83,7 @@ struct ResidualCodec::State {
         rope_pairs(RopePairs::Of(spec)),
         id(profile_id),
         profile(from),
+        exact_format(FormatOf(spec.dtype)),
         tables(kScaleClasses + from.exponent_frequencies.size() / kExponentSymbols) {}
 
   absl::Status Prepare();
@@ -75,11 +91,26 @@ struct ResidualCodec::State {
   std::size_t BlocksAtOnce() const;
   ResidualTables TablesOf(const Level& level) const;
 
+  PredictedPlane CellsOf(std::uint32_t plane) const;
+  // Turns predictions of a block's rows, [row][component] of a batch, into those of its numbers.
+  void PredictExact(std::uint32_t plane, std::span<const TokenId> tokens, const RopeAngles& angles,
+                    std::size_t first_row, std::vector<float>& rows) const;
+  // A number of a raw block, as bits.
+  std::size_t NumberAt(std::uint32_t plane, std::size_t token, std::size_t component) const;
+  std::uint32_t LoadNumber(std::span<const std::byte> raw, std::uint32_t plane, std::size_t token,
+                           std::size_t component) const;
+  void StoreNumber(std::span<std::byte> raw, std::uint32_t plane, std::size_t token,
+                   std::size_t component, std::uint32_t bits) const;
+  bool IsInCells(std::uint32_t plane, std::size_t component, std::uint32_t bits) const;
+
   const KvGeometry geometry;
   const RawKv raw_kv;
   const RopePairs rope_pairs;
   const ProfileId id;
   const ResidualProfile profile;
+  // For exact frames; no value: the dtype is not one of those.
+  const std::optional<PredictedFormat> exact_format;
+  std::vector<std::vector<std::int8_t>> cell_exponents;  // [plane], within the format
   RansTables tables;
   std::vector<std::uint32_t> expected;
   std::vector<std::uint32_t> carried;
@@ -133,6 +164,21 @@ absl::Status ResidualCodec::State::Prepare() {
     }
     levels.push_back(std::move(level));
   }
+  if (exact_format.has_value()) {
+    // Cells are those of normal numbers.
+    const int least = 1 - exact_format->bias;
+    for (const PlaneProfile& of : profile.plane_profiles) {
+      std::vector<std::int8_t>& exponents = cell_exponents.emplace_back();
+      for (const int exponent : of.cell_exponents) {
+        exponents.push_back(static_cast<std::int8_t>(std::clamp(exponent, least, -least)));
+      }
+    }
+    levels.push_back({.quality = Quality::kExact,
+                      .step = 1,
+                      .importance_strength = 0,
+                      .thresholds = std::vector<float>(std::size_t{kScaleClasses} * kRestoredOffsets, 0.5f),
+                      .planes = {}});
+  }
   if (profile.importance.query_heads > 0) importance.emplace(profile, rope_pairs);
   return absl::OkStatus();
 }
@@ -149,6 +195,54 @@ std::size_t ResidualCodec::State::BlocksAtOnce() const {
   const std::size_t rows =
       std::min(kBatchRows, kBatchBytes / (sizeof(float) * profile.component_count()));
   return std::max<std::size_t>(rows / rows_of_block, 1);
+}
+
+PredictedPlane ResidualCodec::State::CellsOf(std::uint32_t plane) const {
+  return {.cell_exponents = cell_exponents[plane].data(),
+          .scales = profile.plane_profiles[plane].cell_scales.data(),
+          .components = profile.planes[plane].components()};
+}
+
+void ResidualCodec::State::PredictExact(std::uint32_t plane, std::span<const TokenId> tokens,
+                                        const RopeAngles& angles, std::size_t first_row,
+                                        std::vector<float>& rows) const {
+  const PlaneShape& shape = profile.planes[plane];
+  const std::span<float> of_block = std::span(rows).subspan(
+      first_row * shape.components(), tokens.size() * shape.components());
+  if (shape.layer == 0) PredictFromTokens(profile, plane, tokens, of_block);
+  raw_kv.RotateRows(of_block, shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, angles);
+}
+
+std::size_t ResidualCodec::State::NumberAt(std::uint32_t plane, std::size_t token,
+                                           std::size_t component) const {
+  const PlaneShape& shape = profile.planes[plane];
+  return geometry.kind_begin(shape.layer, shape.is_v ? KvKind::kV : KvKind::kK) +
+         (token * shape.components() + component) * DTypeBytes(geometry.dtype());
+}
+
+std::uint32_t ResidualCodec::State::LoadNumber(std::span<const std::byte> raw, std::uint32_t plane,
+                                               std::size_t token, std::size_t component) const {
+  const std::byte* const at = raw.data() + NumberAt(plane, token, component);
+  return DTypeBytes(geometry.dtype()) == 2 ? LoadLittle<std::uint16_t>(at)
+                                           : LoadLittle<std::uint8_t>(at);
+}
+
+void ResidualCodec::State::StoreNumber(std::span<std::byte> raw, std::uint32_t plane,
+                                       std::size_t token, std::size_t component,
+                                       std::uint32_t bits) const {
+  std::byte* const at = raw.data() + NumberAt(plane, token, component);
+  if (DTypeBytes(geometry.dtype()) == 2) {
+    StoreLittle(at, static_cast<std::uint16_t>(bits));
+  } else {
+    StoreLittle(at, static_cast<std::uint8_t>(bits));
+  }
+}
+
+bool ResidualCodec::State::IsInCells(std::uint32_t plane, std::size_t component,
+                                     std::uint32_t bits) const {
+  const std::uint32_t magnitude = bits & ((1u << exact_format->sign_shift) - 1);
+  const int field = static_cast<int>(magnitude >> exact_format->mantissa_bits);
+  return field - (cell_exponents[plane][component] + exact_format->bias) <= 20;
 }
 
 ResidualTables ResidualCodec::State::TablesOf(const Level& level) const {
@@ -217,6 +311,8 @@ class ResidualCodec::Encoder {
   void KeepExact(Coded& coded, std::size_t token);
   // False: tokens were found whose values are out of range; they are exact from now on.
   bool CodePlanes();
+  bool CodeExactPlanes();
+  void StartCoding();
   absl::StatusOr<EncodedBlock> Finish(Coded& coded);
 
   const State& state_;
@@ -256,7 +352,8 @@ ResidualCodec::Encoder::Encoder(const State& state, const Level& level,
   }
   for (std::size_t b = 0; b < coded_.size(); ++b) {
     Coded& coded = coded_[b];
-    coded.first_from_profile = !extreme[b][0] && FirstTokenIsOfProfile(coded);
+    coded.first_from_profile =
+        level.quality != Quality::kExact && !extreme[b][0] && FirstTokenIsOfProfile(coded);
     if (coded.block->first_position == 0 && !coded.first_from_profile) extreme[b][0] = true;
     for (std::size_t t = 0; t < extreme[b].size(); ++t) {
       if (extreme[b][t]) KeepExact(coded, t);
@@ -299,9 +396,7 @@ void ResidualCodec::Encoder::KeepExact(Coded& coded, std::size_t token) {
   }
 }
 
-bool ResidualCodec::Encoder::CodePlanes() {
-  const ResidualProfile& profile = state_.profile;
-  const ResidualTables tables = state_.TablesOf(level_);
+void ResidualCodec::Encoder::StartCoding() {
   for (Coded& coded : coded_) {
     std::vector<std::uint16_t> kept_out = coded.exact;
     if (coded.first_from_profile) kept_out.push_back(0);
@@ -311,6 +406,12 @@ bool ResidualCodec::Encoder::CodePlanes() {
     coded.steps = 0;
     coded.layer_steps.assign(state_.geometry.layer_count(), 0);
   }
+}
+
+bool ResidualCodec::Encoder::CodePlanes() {
+  const ResidualProfile& profile = state_.profile;
+  const ResidualTables tables = state_.TablesOf(level_);
+  StartCoding();
 
   RestoredCodes codes(profile.planes.size(), row_count_);
   bool in_range = true;
@@ -368,6 +469,57 @@ bool ResidualCodec::Encoder::CodePlanes() {
     if (!in_range) return false;
     transform.AddResidual(values, restored);
     codes.Add(plane, of, shape, restored);
+  }
+  return true;
+}
+
+bool ResidualCodec::Encoder::CodeExactPlanes() {
+  const ResidualProfile& profile = state_.profile;
+  const ResidualTables tables = state_.TablesOf(level_);
+  const PredictedFormat& format = *state_.exact_format;
+  StartCoding();
+  RestoredCodes codes(profile.planes.size(), row_count_);
+  bool in_range = true;
+  std::vector<std::uint32_t> records;
+  for (std::uint32_t plane = 0; plane < profile.planes.size(); ++plane) {
+    const PlaneShape& shape = profile.planes[plane];
+    const PlaneProfile& of = profile.plane_profiles[plane];
+    const std::size_t components = shape.components();
+    const PredictedPlane cells = state_.CellsOf(plane);
+    std::vector<float> predicted(row_count_ * components);
+    state_.transforms[plane].Predict(codes, predicted);
+    std::vector<float> predictions(components * kLanes);
+    std::vector<std::uint32_t> numbers(components * kLanes);
+    records.resize(components * kPredictedStepsMax * kLanes);
+    for (Coded& coded : coded_) {
+      state_.PredictExact(plane, coded.block->tokens, coded.angles, coded.first_row, predicted);
+      for (std::size_t group = 0; group < coded.active.size(); ++group) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+          const std::size_t token = group * kLanes + lane;
+          const bool active = (coded.active[group] >> lane & 1) != 0;
+          const float* const row = predicted.data() + (coded.first_row + token) * components;
+          for (std::size_t c = 0; c < components; ++c) {
+            const std::uint32_t number =
+                active ? state_.LoadNumber(coded.block->raw, plane, token, c) : 0;
+            numbers[c * kLanes + lane] = number;
+            predictions[c * kLanes + lane] = row[c];
+            if (active && !state_.IsInCells(plane, c, number)) {
+              KeepExact(coded, token);
+              in_range = false;
+            }
+          }
+        }
+        if (!in_range) continue;
+        const std::size_t steps = Kernels().predicted_encode(
+            tables, format, cells, coded.active[group], coded.carry[group].shift,
+            predictions.data(), numbers.data(), records.data());
+        std::copy_n(records.data(), steps * kLanes, coded.encoder.AddSteps(steps));
+        coded.steps += steps;
+      }
+      coded.layer_steps[shape.layer] = coded.steps;
+    }
+    if (!in_range) return false;
+    codes.Add(plane, of, shape, rows_[plane]);
   }
   return true;
 }
@@ -434,7 +586,7 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
 }
 
 absl::StatusOr<std::vector<EncodedBlock>> ResidualCodec::Encoder::Run() {
-  if (state_.importance.has_value()) {
+  if (state_.importance.has_value() && level_.quality != Quality::kExact) {
     std::vector<std::uint32_t> tokens_behind(row_count_, 1);
     for (const Coded& coded : coded_) {
       const BlockToEncode& block = *coded.block;
@@ -452,7 +604,7 @@ absl::StatusOr<std::vector<EncodedBlock>> ResidualCodec::Encoder::Run() {
     }
   }
   // Each time over, a token more is exact.
-  while (!CodePlanes()) {
+  while (!(level_.quality == Quality::kExact ? CodeExactPlanes() : CodePlanes())) {
   }
   std::vector<EncodedBlock> encoded;
   for (Coded& coded : coded_) {
@@ -503,11 +655,13 @@ struct ResidualCodec::Decoder::Run {
   std::vector<Coded> coded;
   std::size_t row_count = 0;
   RestoredCodes codes;
+  bool exact = false;  // all blocks are, or none
   std::uint32_t next_plane = 0;
   std::uint32_t next_layer = 0;
 
   absl::Status Open(Coded& to) const;
   void DecodePlane();
+  void DecodeExactPlane();
 };
 
 absl::Status ResidualCodec::Decoder::Run::Open(Coded& to) const {
@@ -627,6 +781,46 @@ void ResidualCodec::Decoder::Run::DecodePlane() {
   }
 }
 
+void ResidualCodec::Decoder::Run::DecodeExactPlane() {
+  const ResidualProfile& profile = state->profile;
+  const std::uint32_t plane = next_plane++;
+  const PlaneShape& shape = profile.planes[plane];
+  const std::size_t components = shape.components();
+  const std::size_t block_tokens = state->geometry.block_tokens();
+  const PredictedPlane cells = state->CellsOf(plane);
+  std::vector<float> rows(row_count * components);
+  state->transforms[plane].Predict(codes, rows);
+  std::vector<float> predictions(components * kLanes);
+  std::vector<std::uint32_t> numbers(components * kLanes);
+  for (Coded& of_block : coded) {
+    state->PredictExact(plane, of_block.block.tokens, of_block.angles, of_block.first_row, rows);
+    const ResidualTables tables = state->TablesOf(*of_block.level);
+    for (std::size_t group = 0; group < of_block.active.size(); ++group) {
+      const float* const from = rows.data() + (of_block.first_row + group * kLanes) * components;
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        for (std::size_t c = 0; c < components; ++c) {
+          predictions[c * kLanes + lane] = from[lane * components + c];
+        }
+      }
+      Kernels().predicted_decode(tables, *state->exact_format, cells, of_block.active[group],
+                                 &of_block.entropy, of_block.carry[group].shift,
+                                 predictions.data(), numbers.data());
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        if ((of_block.active[group] >> lane & 1) == 0) continue;
+        for (std::size_t c = 0; c < components; ++c) {
+          state->StoreNumber(of_block.block.raw, plane, group * kLanes + lane, c,
+                             numbers[c * kLanes + lane]);
+        }
+      }
+    }
+    state->raw_kv.ReadRows(of_block.block.raw, shape.layer,
+                           shape.is_v ? KvKind::kV : KvKind::kK, of_block.angles,
+                           std::span(rows).subspan(of_block.first_row * components,
+                                                   block_tokens * components));
+  }
+  codes.Add(plane, profile.plane_profiles[plane], shape, rows);
+}
+
 ResidualCodec::Decoder::Decoder(std::unique_ptr<Run> run) : run_(std::move(run)) {}
 ResidualCodec::Decoder::Decoder(Decoder&&) noexcept = default;
 ResidualCodec::Decoder& ResidualCodec::Decoder::operator=(Decoder&&) noexcept = default;
@@ -641,10 +835,12 @@ absl::StatusOr<ResidualCodec::Decoder> ResidualCodec::Decoder::Start(
               .coded = {},
               .row_count = blocks.size() * rows_of_block,
               .codes = RestoredCodes(state.profile.planes.size(), blocks.size() * rows_of_block)});
+  run->exact = !blocks.empty() && blocks[0].quality == Quality::kExact;
   run->coded.resize(blocks.size());
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     run->coded[i].block = blocks[i];
     run->coded[i].first_row = i * rows_of_block;
+    KV_CHECK((blocks[i].quality == Quality::kExact) == run->exact);
     KV_RETURN_IF_ERROR(run->Open(run->coded[i]));
   }
   return Decoder(std::move(run));
@@ -662,7 +858,11 @@ absl::Status ResidualCodec::Decoder::DecodeLayer() {
   const std::vector<PlaneShape>& planes = run.state->profile.planes;
   KV_CHECK(run.next_layer < geometry.layer_count());
   while (run.next_plane < planes.size() && planes[run.next_plane].layer == run.next_layer) {
-    run.DecodePlane();
+    if (run.exact) {
+      run.DecodeExactPlane();
+    } else {
+      run.DecodePlane();
+    }
   }
   for (const Run::Coded& coded : run.coded) {
     for (std::size_t i = 0; i < coded.exact.size(); ++i) {

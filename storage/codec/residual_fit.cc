@@ -119,6 +119,7 @@ class Fit {
   void Code(std::uint32_t plane, std::size_t level, const PlaneTransform& transform,
             std::vector<float>& values, SymbolStatistics& statistics);
   void SetTables(const SymbolStatistics& statistics);
+  void FitCells();
   void Report(std::string_view what, double share_of_step);
 
   bool counts(std::size_t row) const { return (active_[row / kLanes] >> row % kLanes & 1) != 0; }
@@ -223,6 +224,8 @@ absl::Status Fit::Open() {
       std::erase(plane.inputs, PredictorInput::kFirstLayer);
     }
     plane.exponent_table = static_cast<std::uint32_t>(i * exponent_tables / profile_.planes.size());
+    plane.cell_exponents.assign(components, 0);
+    plane.cell_scales.assign(components, 0);
     plane.bias.assign(components, 0);
     plane.input_scales.assign(components, 1);
     plane.scales.assign(options_.levels.size(), std::vector<std::uint8_t>(components, kNotCoded));
@@ -683,6 +686,43 @@ void Fit::Pass(std::size_t level, bool fit, SymbolStatistics& statistics) {
   }
 }
 
+// How far predictions from exact rows miss, after RoPE, where exact frames code the numbers.
+void Fit::FitCells() {
+  RestoredCodes codes(profile_.planes.size(), row_count_);
+  std::vector<float> rows;
+  for (std::uint32_t plane = 0; plane < profile_.planes.size(); ++plane) {
+    PlaneProfile& of = profile_.plane_profiles[plane];
+    const PlaneShape& shape = profile_.planes[plane];
+    const std::size_t components = shape.components();
+    ReadPlane(plane, rows);
+    std::vector<float> residual(rows.size());
+    PlaneTransform(profile_, plane).Predict(codes, residual);
+    if (shape.layer == 0) PredictFromTokens(profile_, plane, tokens_, residual);
+    for (std::size_t i = 0; i < rows.size(); ++i) residual[i] = rows[i] - residual[i];
+    for (std::size_t i = 0; i < samples_.size(); ++i) {
+      raw_kv_[raw_kv_of_[i]]->RotateRows(
+          std::span(residual).subspan(first_row_[i] * components,
+                                      samples_[i].tokens.size() * components),
+          shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, angles_[i]);
+    }
+    for (std::size_t c = 0; c < components; ++c) {
+      double sum = 0;
+      for (std::size_t row = 0; row < row_count_; ++row) {
+        if (counts(row)) sum += std::abs(residual[row * components + c]);
+      }
+      // Of a normal distribution with this mean absolute value.
+      const double deviation = std::max(1.2533 * sum / static_cast<double>(counted_rows_), 1e-30);
+      const double exponent = std::clamp(std::floor(std::log2(deviation)) - 2, -100.0, 100.0);
+      const double index = 8 * (std::log2(deviation) - exponent + 8);
+      of.cell_exponents[c] = static_cast<std::int8_t>(exponent);
+      of.cell_scales[c] =
+          static_cast<std::uint8_t>(std::clamp(index + 0.5, 0.0, double{kScaleIndexMax}));
+    }
+    codes.Add(plane, of, shape, rows);
+    Report("cells", static_cast<double>(plane) / static_cast<double>(profile_.planes.size()));
+  }
+}
+
 void Fit::SetTables(const SymbolStatistics& statistics) {
   std::vector<std::uint32_t> counts(kResidualSymbols);
   std::vector<double> shares(kResidualSymbols);
@@ -747,7 +787,7 @@ void Fit::SetTables(const SymbolStatistics& statistics) {
 absl::StatusOr<ResidualProfile> Fit::Run() {
   KV_RETURN_IF_ERROR(Open());
   const std::size_t level_count = options_.levels.size();
-  total_ = static_cast<double>(1 + 2 + static_cast<std::size_t>(options_.rounds) * level_count);
+  total_ = static_cast<double>(1 + 2 + 1 + static_cast<std::size_t>(options_.rounds) * level_count);
   FitFirstToken();
   ComputeExponents();
   done_ = 1;
@@ -767,6 +807,7 @@ absl::StatusOr<ResidualProfile> Fit::Run() {
     }
     SetTables(statistics);
   }
+  FitCells();
   KV_RETURN_IF_ERROR(profile_.CheckConsistency());
   return std::move(profile_);
 }

@@ -173,6 +173,8 @@ void Fields(Archive& archive, Profile& profile) {
     archive.Array(plane.weight_scales, components);
     archive.Array(plane.basis, components * components / plane.block_count);
     archive.Array(plane.basis_scales, components);
+    archive.Array(plane.cell_exponents, components);
+    archive.Array(plane.cell_scales, components);
     archive.Value(plane.exponent_table);
     archive.Count(plane.scales, kLevelsMax);
     for (auto& scales : plane.scales) archive.Array(scales, components);
@@ -299,6 +301,7 @@ absl::Status ResidualProfile::CheckConsistency() const {
     if (in > IntegerProduct::kInputsMax) return BadPlane(i, "too many inputs");
     if (plane.bias.size() != components || plane.input_scales.size() != components ||
         plane.weight_scales.size() != components || plane.basis_scales.size() != components ||
+        plane.cell_exponents.size() != components || plane.cell_scales.size() != components ||
         plane.weights.size() != components * in / plane.block_count ||
         plane.basis.size() != components * components / plane.block_count) {
       return BadPlane(i, "size of a matrix");
@@ -311,6 +314,10 @@ absl::Status ResidualProfile::CheckConsistency() const {
           return weight < -IntegerProduct::kWeightMax || weight > IntegerProduct::kWeightMax;
         })) {
       return BadPlane(i, "weights");
+    }
+    if (std::any_of(plane.cell_scales.begin(), plane.cell_scales.end(),
+                    [](int scale) { return scale > kScaleIndexMax; })) {
+      return BadPlane(i, "scale index of cells");
     }
     if (plane.scales.size() != levels.size()) return BadPlane(i, "levels");
     for (const auto& scales : plane.scales) {

@@ -60,6 +60,11 @@ struct PlaneProfile {
   std::vector<std::int8_t> basis;   // [block][value][component]
   std::vector<float> basis_scales;  // [values]
 
+  // For exact frames, whose numbers are coded in cells (predicted_entropy.h): exponent of the width,
+  // and scale index of the difference of cells.
+  std::vector<std::int8_t> cell_exponents;  // [components]
+  std::vector<std::uint8_t> cell_scales;    // [components]
+
   std::uint32_t exponent_table = 0;  // below exponent_table_count
   // Per level: scale index of each value, or kNotCoded where all are zero.
   std::vector<std::vector<std::uint8_t>> scales;

@@ -265,7 +265,10 @@ int FitProfile(const Arguments& arguments) {
 }
 
 const std::map<std::string, Quality> kLevels = {
-    {"near-exact", Quality::kNearExact}, {"high", Quality::kHigh}, {"small", Quality::kSmall}};
+    {"exact", Quality::kExact},
+    {"near-exact", Quality::kNearExact},
+    {"high", Quality::kHigh},
+    {"small", Quality::kSmall}};
 
 // The KV of a run of tokens as blocks, and back. Raw order is [layer][K, V][token]...
 template <typename Copy>  // copy(block, offset in the block, offset in the run, bytes)
@@ -361,6 +364,7 @@ int Code(const Arguments& arguments, bool speed) {
     bytes += block_bytes.back();
     exact += block.exact_tokens;
   }
+  if (level->second == Quality::kExact && restored != blocks.raw) Fail("exact, but not the same");
   const std::size_t raw_bytes = blocks.raw.size() * geometry.raw_block_bytes();
   const double components = static_cast<double>(raw_bytes / DTypeBytes(blocks.spec.dtype));
   Json result = {{"bytes", bytes},           {"raw_bytes", raw_bytes},
