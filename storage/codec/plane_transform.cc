@@ -41,7 +41,8 @@ void RestoredCodes::Add(std::uint32_t plane, const PlaneProfile& profile, const 
     std::uint8_t* const to = codes.data() + row * components;
     for (std::size_t c = 0; c < components; ++c) {
       const float scaled = (from[c] - profile.bias[c]) * inverse[c];
-      const float bounded = std::min(std::max(scaled, -kCodeMax), kCodeMax);
+      // In this order a NaN, of scales beyond reason, is -kCodeMax.
+      const float bounded = std::min(kCodeMax, std::max(-kCodeMax, scaled));
       to[c] = static_cast<std::uint8_t>(static_cast<int>(std::nearbyint(bounded)) + kCodeOfZero);
     }
   }

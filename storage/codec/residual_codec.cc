@@ -66,8 +66,7 @@ struct ResidualCodec::State {
         raw_kv(geometry, spec.rope),
         rope_pairs(RopePairs::Of(spec)),
         id(profile_id),
-        profile(from),
-        tables(kScaleClasses + from.exponent_frequencies.size() / kExponentSymbols) {}
+        profile(from) {}
 
   absl::Status Prepare();
   const Level* FindLevel(Quality quality) const;
@@ -79,7 +78,7 @@ struct ResidualCodec::State {
   const RopePairs rope_pairs;
   const ProfileId id;
   const ResidualProfile profile;
-  RansTables tables;
+  RansTables tables{0};
   std::vector<std::uint32_t> expected;
   std::vector<std::uint32_t> carried;
   std::vector<std::uint32_t> limits;
@@ -107,6 +106,7 @@ absl::Status ResidualCodec::State::Prepare() {
   }
   KV_RETURN_IF_ERROR(profile.CheckConsistency());
 
+  tables = RansTables(kScaleClasses + profile.exponent_frequencies.size() / kExponentSymbols);
   for (std::size_t c = 0; c < kScaleClasses; ++c) {
     KV_RETURN_IF_ERROR(tables.Set(
         c, std::span(profile.class_frequencies).subspan(c * kResidualSymbols, kResidualSymbols)));
