@@ -37,6 +37,11 @@ std::vector<float> ReadFloats(ByteReader& reader) {
   return values;
 }
 
+bool AllFinite(const std::vector<float>& values) {
+  return std::all_of(values.begin(), values.end(),
+                     [](float value) { return std::isfinite(value); });
+}
+
 }  // namespace
 
 std::vector<PlaneShape> PlanesOf(const ModelSpec& spec) {
@@ -52,6 +57,39 @@ std::vector<PlaneShape> PlanesOf(const ModelSpec& spec) {
     }
   }
   return planes;
+}
+
+absl::Status CheckSamples(const ModelSpec& spec, std::span<const KvSample> samples) {
+  std::size_t heads = 0;  // of all planes
+  for (const PlaneShape& plane : PlanesOf(spec)) heads += plane.heads;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const KvSample& sample = samples[i];
+    const auto bad = [&](absl::string_view what, std::size_t is, std::size_t must_be) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sample ", i, ": ", what, " is ", is, ", its tokens take ", must_be));
+    };
+    if (sample.tokens.empty() || sample.tokens.size() > kBlockTokensMax) {
+      return absl::InvalidArgumentError(absl::StrCat("sample ", i, ": ", sample.tokens.size(),
+                                                     " tokens, must be 1 to ", kBlockTokensMax));
+    }
+    ModelSpec of_sample = spec;
+    of_sample.block_tokens = static_cast<std::uint32_t>(sample.tokens.size());
+    if (absl::Status valid = of_sample.Validate(); !valid.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("sample ", i, ": ", valid.message()));
+    }
+    const std::size_t raw_bytes = KvGeometry(of_sample).raw_block_bytes();
+    if (sample.raw.size() != raw_bytes) return bad("size of raw KV", sample.raw.size(), raw_bytes);
+    const std::size_t gradients = heads * sample.tokens.size();
+    if (!sample.importance.empty() && sample.importance.size() != gradients) {
+      return bad("count of importance", sample.importance.size(), gradients);
+    }
+    if (std::any_of(sample.importance.begin(), sample.importance.end(),
+                    [](float x) { return !(x >= 0) || std::isinf(x); })) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sample ", i, ": importance is negative or not finite"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 std::string FitMaterial::Encode(std::span<const PlaneShape> planes) const {
@@ -130,10 +168,9 @@ absl::StatusOr<FitMaterial> FitMaterial::Decode(std::span<const PlaneShape> plan
     return absl::InvalidArgumentError("fit material: not of this model, or damaged");
   }
   for (const auto& metric : material.metrics) {
-    for (const float value : metric) {
-      if (!std::isfinite(value)) return absl::InvalidArgumentError("fit material: not finite");
-    }
+    if (!AllFinite(metric)) return absl::InvalidArgumentError("fit material: not finite");
   }
+  KV_RETURN_IF_ERROR(CheckImportance(planes, material.group_count, material.importance));
   return material;
 }
 
@@ -170,11 +207,24 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
                                               std::span<const KvSample> samples,
                                               const QueryStatistics& queries,
                                               const ImportanceFitOptions& options) {
+  KV_RETURN_IF_ERROR(CheckSamples(spec, samples));
+  bool with_gradients = false;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    if (samples[i].tokens.size() <= 2 * kSkippedTokens) {
+      return absl::InvalidArgumentError(absl::StrCat("importance: sample ", i, " has only ",
+                                                     samples[i].tokens.size(), " tokens"));
+    }
+    with_gradients |= !samples[i].importance.empty();
+  }
+  if (!with_gradients) {
+    return absl::InvalidArgumentError("importance: no sample has gradients");
+  }
   ResidualProfile profile;  // what the estimator reads of one
   profile.planes = PlanesOf(spec);
   profile.group_count = options.group_per_head ? profile.planes[0].heads : 1;
   ImportanceModel& model = profile.importance;
   model.query_heads = queries.query_heads;
+  model.covariance_rank = options.covariance_rank;
   std::size_t mean_count = 0, covariance_count = 0;
   for (const PlaneShape& plane : profile.planes) {
     if (options.group_per_head && plane.heads != profile.group_count) {
@@ -186,7 +236,7 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
     }
     mean_count += std::size_t{queries.query_heads} * plane.head_dim;
     covariance_count += std::size_t{queries.query_heads} * plane.head_dim * plane.head_dim;
-    model.covariance_rank = std::min(options.covariance_rank, plane.head_dim);
+    model.covariance_rank = std::min(model.covariance_rank, plane.head_dim);
   }
   if (queries.means.size() != mean_count || queries.covariances.size() != covariance_count) {
     return absl::InvalidArgumentError("importance: query statistics are not of this model");
@@ -245,7 +295,6 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
                                     Eigen::MatrixXd::Zero(Index(count), Index(count)));
   std::vector<Eigen::VectorXd> cross(fits, Eigen::VectorXd::Zero(Index(count)));
   std::vector<std::vector<double>> predicted_levels(fits);
-  std::size_t with_gradients = 0;
   const ImportanceEstimator estimator(profile, RopePairs::Of(spec));
   const auto target = [&](const KvSample& sample, std::size_t plane, std::size_t group,
                           std::size_t token) {
@@ -259,21 +308,9 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
     }
     return std::log(sum + kImportanceFloor);
   };
-  std::size_t heads_of_all_planes = 0;
-  for (const PlaneShape& plane : profile.planes) heads_of_all_planes += plane.heads;
-  for (const KvSample& sample : samples) {
-    if (!sample.importance.empty() &&
-        sample.importance.size() != heads_of_all_planes * sample.tokens.size()) {
-      return absl::InvalidArgumentError("importance: gradients are not of their text");
-    }
-    with_gradients += sample.importance.empty() ? 0 : 1;
-  }
-  if (with_gradients == 0) {
-    return absl::InvalidArgumentError("importance: no sample has gradients");
-  }
   for_each(estimator, [&](const ImportanceEstimator& of, const KvSample& sample, const auto& rows,
                           std::size_t row_count) {
-    if (sample.importance.empty() || sample.tokens.size() <= 2 * kSkippedTokens) return;
+    if (sample.importance.empty()) return;
     const std::vector<std::vector<float>> features =
         of.Features(rows, TokensBehind(sample, row_count));
     const std::size_t used = sample.tokens.size() - 2 * kSkippedTokens;
@@ -330,6 +367,10 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
     for (std::size_t f = 0; f < count; ++f) {
       model.weights[i * count + f] = static_cast<float>(solved[i][Index(f)]);
     }
+  }
+  if (!AllFinite(model.query_means) || !AllFinite(model.query_factors) ||
+      !AllFinite(model.normalizers) || !AllFinite(model.weights)) {
+    return absl::InvalidArgumentError("importance: query statistics are not finite");
   }
   return std::move(profile.importance);
 }

@@ -41,7 +41,7 @@ struct FitMaterial {
 
   // The bytes of a file. Metrics are kept in 8 bits.
   std::string Encode(std::span<const PlaneShape> planes) const;
-  // InvalidArgument: of another model, or damaged.
+  // DataLoss: damaged. InvalidArgument: of another model.
   static absl::StatusOr<FitMaterial> Decode(std::span<const PlaneShape> planes,
                                             std::string_view bytes);
 };
@@ -49,13 +49,18 @@ struct FitMaterial {
 // The planes of a model, in decode order.
 std::vector<PlaneShape> PlanesOf(const ModelSpec& spec);
 
+// InvalidArgument names the first sample whose sizes are not those of its tokens and the model.
+// REQUIRES: spec.Validate() is OK.
+absl::Status CheckSamples(const ModelSpec& spec, std::span<const KvSample> samples);
+
 struct ImportanceFitOptions {
   bool group_per_head = false;
   std::uint32_t covariance_rank = 8;
 };
 
-// Fits what predicts importance: to samples that have gradients where there are any; without, the
-// expected attention itself is taken. Errors: InvalidArgument.
+// Fits what predicts importance to the samples that have gradients. Errors: InvalidArgument names
+// what of samples or queries does not fit the model; no sample has gradients; a sample is shorter
+// than 17 tokens.
 absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
                                               std::span<const KvSample> samples,
                                               const QueryStatistics& queries,

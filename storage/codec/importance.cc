@@ -16,6 +16,8 @@ constexpr float kScoreMax = 12;
 constexpr float kAttentionFloor = 1e-4f;
 constexpr float kEnergyFloor = 1e-6f;
 
+constexpr std::uint32_t kQueryHeadsMax = 1024;
+
 // Heads of the layer with the most, for which there are features; other layers leave theirs zero.
 std::size_t HeadsMax(std::span<const PlaneShape> planes) {
   std::size_t heads = 0;
@@ -79,6 +81,35 @@ ImportanceSizes SizesOf(std::span<const PlaneShape> planes, std::uint32_t group_
   }
   sizes.weights = planes.size() * group_count * FeatureCount(HeadsMax(planes));
   return sizes;
+}
+
+absl::Status CheckImportance(std::span<const PlaneShape> planes, std::uint32_t group_count,
+                             const ImportanceModel& model) {
+  const auto all_finite = [](const std::vector<float>& values) {
+    return std::all_of(values.begin(), values.end(),
+                       [](float value) { return std::isfinite(value); });
+  };
+  if (model.query_heads > kQueryHeadsMax)
+    return absl::InvalidArgumentError("importance: query heads");
+  for (const PlaneShape& plane : planes) {
+    if (model.query_heads > 0 && model.query_heads % plane.heads != 0) {
+      return absl::InvalidArgumentError("importance: query heads are no multiple of KV heads");
+    }
+    if (!plane.is_v && model.covariance_rank > plane.head_dim) {
+      return absl::InvalidArgumentError("importance: rank of query covariances");
+    }
+  }
+  const ImportanceSizes sizes = SizesOf(planes, group_count, model);
+  if (model.query_means.size() != sizes.query_means ||
+      model.query_factors.size() != sizes.query_factors ||
+      model.normalizers.size() != sizes.normalizers || model.weights.size() != sizes.weights) {
+    return absl::InvalidArgumentError("importance: sizes are not those of the model");
+  }
+  if (!all_finite(model.query_means) || !all_finite(model.query_factors) ||
+      !all_finite(model.normalizers) || !all_finite(model.weights)) {
+    return absl::InvalidArgumentError("importance: not finite");
+  }
+  return absl::OkStatus();
 }
 
 std::size_t ImportanceFeatureCount(std::span<const PlaneShape> planes) {
@@ -291,8 +322,9 @@ std::vector<std::vector<std::int32_t>> ImportanceEstimator::Exponents(
           log_importance += weights[group * count + f] * of_row[f];
         // Quarter octaves of the step, which goes with the root of the importance.
         const float quarters = 2 * strength * log_importance / std::log(2.0f);
-        const float bounded = std::clamp(quarters, -static_cast<float>(kExponentMax),
-                                         static_cast<float>(kExponentMax));
+        // A number that is none, of weights beyond reason, is the least important.
+        constexpr auto kMost = static_cast<float>(kExponentMax);
+        const float bounded = std::min(kMost, std::max(-kMost, quarters));
         const std::size_t at = (row / kLanes * group_count_ + group) * kLanes + row % kLanes;
         exponents[plane][at] = static_cast<std::int32_t>(std::nearbyint(bounded));
       }

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "storage/codec/matrix_product.h"
 #include "storage/codec/residual_profile.h"
 #include "storage/kv/model_spec.h"
@@ -31,6 +32,10 @@ struct ImportanceSizes {
 };
 ImportanceSizes SizesOf(std::span<const PlaneShape> planes, std::uint32_t group_count,
                         const ImportanceModel& model);
+
+// InvalidArgument unless the model is one of these planes, with finite numbers.
+absl::Status CheckImportance(std::span<const PlaneShape> planes, std::uint32_t group_count,
+                             const ImportanceModel& model);
 
 // Features of one plane and group; the last one is 1.
 std::size_t ImportanceFeatureCount(std::span<const PlaneShape> planes);

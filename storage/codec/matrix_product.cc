@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,9 @@ memory::dim Dim(std::size_t size) { return static_cast<memory::dim>(size); }
 // One kernel per batch size; a batch is cut into these.
 constexpr std::array<std::size_t, 5> kBatchRows = {256, 128, 64, 32, kProductRows};
 constexpr std::size_t kPackedFor = 2;  // index of the size whose packing all share
+
+// Multiplications from which on a product for fitting is shared among cores.
+constexpr std::size_t kShareAtLeast = std::size_t{1} << 24;
 
 class Product {
  public:
@@ -155,6 +159,9 @@ void TransposedProduct(std::span<const float> a, std::size_t columns_a, std::spa
   KV_CHECK(a.size() == rows * columns_a);
   KV_CHECK(b.size() == rows * columns_b);
   KV_CHECK(product.size() == columns_a * columns_b);
+  // Waking threads takes longer than a small product does.
+  std::optional<OneThread> one_thread;
+  if (rows * columns_a * columns_b < kShareAtLeast) one_thread.emplace();
   const dnnl_status_t status =
       dnnl_sgemm('T', 'N', Dim(columns_a), Dim(columns_b), Dim(rows), 1, a.data(), Dim(columns_a),
                  b.data(), Dim(columns_b), 0, product.data(), Dim(columns_b));

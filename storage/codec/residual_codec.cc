@@ -83,8 +83,7 @@ struct ResidualCodec::State {
         rope_pairs(RopePairs::Of(spec)),
         id(profile_id),
         profile(from),
-        exact_format(FormatOf(spec.dtype)),
-        tables(kScaleClasses + from.exponent_frequencies.size() / kExponentSymbols) {}
+        exact_format(FormatOf(spec.dtype)) {}
 
   absl::Status Prepare();
   const Level* FindLevel(Quality quality) const;
@@ -111,7 +110,7 @@ struct ResidualCodec::State {
   // For exact frames; no value: the dtype is not one of those.
   const std::optional<PredictedFormat> exact_format;
   std::vector<std::vector<std::int8_t>> cell_exponents;  // [plane], within the format
-  RansTables tables;
+  RansTables tables{0};
   std::vector<std::uint32_t> expected;
   std::vector<std::uint32_t> carried;
   std::vector<std::uint32_t> limits;
@@ -139,6 +138,7 @@ absl::Status ResidualCodec::State::Prepare() {
   }
   KV_RETURN_IF_ERROR(profile.CheckConsistency());
 
+  tables = RansTables(kScaleClasses + profile.exponent_frequencies.size() / kExponentSymbols);
   for (std::size_t c = 0; c < kScaleClasses; ++c) {
     KV_RETURN_IF_ERROR(tables.Set(
         c, std::span(profile.class_frequencies).subspan(c * kResidualSymbols, kResidualSymbols)));
@@ -173,11 +173,12 @@ absl::Status ResidualCodec::State::Prepare() {
         exponents.push_back(static_cast<std::int8_t>(std::clamp(exponent, least, -least)));
       }
     }
-    levels.push_back({.quality = Quality::kExact,
-                      .step = 1,
-                      .importance_strength = 0,
-                      .thresholds = std::vector<float>(std::size_t{kScaleClasses} * kRestoredOffsets, 0.5f),
-                      .planes = {}});
+    levels.push_back(
+        {.quality = Quality::kExact,
+         .step = 1,
+         .importance_strength = 0,
+         .thresholds = std::vector<float>(std::size_t{kScaleClasses} * kRestoredOffsets, 0.5f),
+         .planes = {}});
   }
   if (profile.importance.query_heads > 0) importance.emplace(profile, rope_pairs);
   return absl::OkStatus();
@@ -207,8 +208,8 @@ void ResidualCodec::State::PredictExact(std::uint32_t plane, std::span<const Tok
                                         const RopeAngles& angles, std::size_t first_row,
                                         std::vector<float>& rows) const {
   const PlaneShape& shape = profile.planes[plane];
-  const std::span<float> of_block = std::span(rows).subspan(
-      first_row * shape.components(), tokens.size() * shape.components());
+  const std::span<float> of_block =
+      std::span(rows).subspan(first_row * shape.components(), tokens.size() * shape.components());
   if (shape.layer == 0) PredictFromTokens(profile, plane, tokens, of_block);
   raw_kv.RotateRows(of_block, shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, angles);
 }
@@ -803,8 +804,8 @@ void ResidualCodec::Decoder::Run::DecodeExactPlane() {
         }
       }
       Kernels().predicted_decode(tables, *state->exact_format, cells, of_block.active[group],
-                                 &of_block.entropy, of_block.carry[group].shift,
-                                 predictions.data(), numbers.data());
+                                 &of_block.entropy, of_block.carry[group].shift, predictions.data(),
+                                 numbers.data());
       for (std::size_t lane = 0; lane < kLanes; ++lane) {
         if ((of_block.active[group] >> lane & 1) == 0) continue;
         for (std::size_t c = 0; c < components; ++c) {
@@ -813,10 +814,9 @@ void ResidualCodec::Decoder::Run::DecodeExactPlane() {
         }
       }
     }
-    state->raw_kv.ReadRows(of_block.block.raw, shape.layer,
-                           shape.is_v ? KvKind::kV : KvKind::kK, of_block.angles,
-                           std::span(rows).subspan(of_block.first_row * components,
-                                                   block_tokens * components));
+    state->raw_kv.ReadRows(
+        of_block.block.raw, shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, of_block.angles,
+        std::span(rows).subspan(of_block.first_row * components, block_tokens * components));
   }
   codes.Add(plane, profile.plane_profiles[plane], shape, rows);
 }

@@ -3,7 +3,6 @@
 #include <Eigen/Dense>
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -16,6 +15,7 @@
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/importance.h"
 #include "storage/codec/plane_transform.h"
+#include "storage/codec/profile_header.h"
 #include "storage/codec/rans.h"
 #include "storage/codec/raw_kv.h"
 #include "storage/codec/residual_entropy.h"
@@ -36,6 +36,8 @@ constexpr int kScaleIndexMin = 24;
 // Energy that is assumed before the first value: that of so many components.
 constexpr std::uint32_t kPrior = 6 * 16;
 constexpr double kCarriedShare = 0.5;
+
+constexpr double kReportedShare = 0.01;
 
 Eigen::Index Index(std::size_t size) { return static_cast<Eigen::Index>(size); }
 
@@ -103,6 +105,8 @@ class Fit {
   absl::StatusOr<ResidualProfile> Run();
 
  private:
+  absl::Status CheckOptions() const;
+  absl::Status CheckMaterial() const;
   absl::Status Open();
   void FitFirstToken();
   void FitTokenTable();
@@ -142,41 +146,96 @@ class Fit {
   std::vector<ResidualCarry> carry_;                               // [group]
   double done_ = 0;
   double total_ = 1;
-  std::chrono::steady_clock::time_point reported_{};
+  double reported_ = 0;
 };
 
 void Fit::Report(std::string_view what, double share_of_step) {
-  if (!options_.progress) return;
-  const auto now = std::chrono::steady_clock::now();
-  if (now - reported_ < std::chrono::seconds(1)) return;
-  reported_ = now;
-  options_.progress((done_ + share_of_step) / total_, what);
+  const double done_share = (done_ + share_of_step) / total_;
+  if (!options_.progress || done_share < reported_ + kReportedShare) return;
+  reported_ = done_share;
+  options_.progress(done_share, what);
+}
+
+absl::Status Fit::CheckOptions() const {
+  const auto bad = [](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat("fit: ", what...));
+  };
+  if (options_.levels.empty() || options_.levels.size() > kProfileLevelsMax) {
+    return bad("levels: ", options_.levels.size(), ", must be 1 to ", kProfileLevelsMax);
+  }
+  for (std::size_t i = 0; i < options_.levels.size(); ++i) {
+    const ResidualLevel& level = options_.levels[i];
+    if (level.quality != Quality::kHigh && level.quality != Quality::kNearExact &&
+        level.quality != Quality::kSmall) {
+      return bad("level ", i, ": quality must be high, near exact or small");
+    }
+    if (!(level.step > 0) || !std::isfinite(level.step)) {
+      return bad("level ", i, ": step must be above 0");
+    }
+    if (!(level.rate_weight >= 0) || !std::isfinite(level.rate_weight)) {
+      return bad("level ", i, ": rate_weight must be 0 or more");
+    }
+    if (!std::isfinite(level.importance_strength)) {
+      return bad("level ", i, ": importance_strength must be finite");
+    }
+  }
+  if (options_.fitted_level >= options_.levels.size()) {
+    return bad("fitted_level is not one of the levels");
+  }
+  if (options_.rounds < 1) return bad("rounds must be 1 or more");
+  if (!(options_.ridge > 0) || !std::isfinite(options_.ridge)) return bad("ridge must be above 0");
+  if (!(options_.metric_shrinkage >= 0) || !std::isfinite(options_.metric_shrinkage)) {
+    return bad("metric_shrinkage must be 0 or more");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Fit::CheckMaterial() const {
+  const auto bad = [](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("fit: ", what));
+  };
+  const std::vector<PlaneShape>& planes = profile_.planes;
+  if (!material_.metrics.empty() && material_.metrics.size() != planes.size()) {
+    return bad("metrics are not those of the model's planes");
+  }
+  for (std::size_t i = 0; i < material_.metrics.size(); ++i) {
+    const std::size_t components = planes[i].components();
+    if (material_.metrics[i].size() != components * components) {
+      return bad("metrics are not those of the model's planes");
+    }
+    if (std::any_of(material_.metrics[i].begin(), material_.metrics[i].end(),
+                    [](float value) { return !std::isfinite(value); })) {
+      return bad("metrics are not finite");
+    }
+  }
+  KV_RETURN_IF_ERROR(CheckImportance(planes, material_.group_count, material_.importance));
+  const std::uint32_t heads = planes[0].heads;
+  const bool same_heads = std::all_of(planes.begin(), planes.end(),
+                                      [heads](const PlaneShape& p) { return p.heads == heads; });
+  if (material_.group_count > 1 && (!same_heads || !options_.block_per_head ||
+                                    material_.group_count != heads || heads > kExponentGroupsMax)) {
+    return bad(absl::StrCat("group_count ", material_.group_count,
+                            " needs block_per_head, and as many KV heads in every layer, at most ",
+                            kExponentGroupsMax));
+  }
+  if (options_.block_per_head && !same_heads) {
+    return bad("block_per_head needs as many KV heads in every layer");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Fit::Open() {
+  KV_RETURN_IF_ERROR(CheckOptions());
   profile_.planes = PlanesOf(spec_);
+  KV_RETURN_IF_ERROR(CheckMaterial());
   if (samples_.empty()) return absl::InvalidArgumentError("fit: no samples");
-  if (options_.levels.empty()) return absl::InvalidArgumentError("fit: no levels");
-  if (options_.fitted_level >= options_.levels.size()) {
-    return absl::InvalidArgumentError("fit: fitted_level is not one of the levels");
-  }
+  KV_RETURN_IF_ERROR(CheckSamples(spec_, samples_));
   std::map<std::size_t, std::size_t> raw_kv_of_length;
-  for (std::size_t i = 0; i < samples_.size(); ++i) {
-    const KvSample& sample = samples_[i];
+  for (const KvSample& sample : samples_) {
     ModelSpec of_sample = spec_;
     of_sample.block_tokens = static_cast<std::uint32_t>(sample.tokens.size());
-    if (absl::Status valid = of_sample.Validate(); !valid.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "fit: sample ", i, " has ", sample.tokens.size(), " tokens: ", valid.message()));
-    }
-    const KvGeometry sample_geometry(of_sample);
-    if (sample.raw.size() != sample_geometry.raw_block_bytes()) {
-      return absl::InvalidArgumentError(absl::StrCat("fit: sample ", i, " has ", sample.raw.size(),
-                                                     " bytes, its tokens take ",
-                                                     sample_geometry.raw_block_bytes()));
-    }
     const auto [known, is_new] = raw_kv_of_length.try_emplace(sample.tokens.size(), raw_kv_.size());
-    if (is_new) raw_kv_.push_back(std::make_unique<RawKv>(sample_geometry, spec_.rope));
+    if (is_new) raw_kv_.push_back(std::make_unique<RawKv>(KvGeometry(of_sample), spec_.rope));
     raw_kv_of_.push_back(known->second);
     angles_.push_back(raw_kv_[known->second]->AnglesAt(0));
     first_row_.push_back(row_count_);
@@ -202,7 +261,8 @@ absl::Status Fit::Open() {
       ++counted_rows_;
     }
   }
-  if (counted_rows_ < 64) return absl::InvalidArgumentError("fit: fewer than 64 tokens");
+  if (counted_rows_ < 64)
+    return absl::InvalidArgumentError("fit: samples have fewer than 64 tokens");
 
   profile_.codec_key = spec_.CodecKey();
   profile_.levels = options_.levels;
@@ -229,10 +289,6 @@ absl::Status Fit::Open() {
     plane.bias.assign(components, 0);
     plane.input_scales.assign(components, 1);
     plane.scales.assign(options_.levels.size(), std::vector<std::uint8_t>(components, kNotCoded));
-    if (!material_.metrics.empty() && (material_.metrics.size() != profile_.planes.size() ||
-                                       material_.metrics[i].size() != components * components)) {
-      return absl::InvalidArgumentError("fit: metrics are not those of the model's planes");
-    }
   }
   profile_.class_frequencies.resize(std::size_t{kScaleClasses} * kResidualSymbols);
   profile_.exponent_frequencies.resize(exponent_tables * kExponentSymbols);
@@ -808,6 +864,8 @@ absl::StatusOr<ResidualProfile> Fit::Run() {
     SetTables(statistics);
   }
   FitCells();
+  ++done_;
+  Report("done", 0);
   KV_RETURN_IF_ERROR(profile_.CheckConsistency());
   return std::move(profile_);
 }

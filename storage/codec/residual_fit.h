@@ -27,7 +27,7 @@ struct ResidualFitOptions {
   std::size_t fitted_level = 0;  // predictions are fitted to what this one of the levels restores
   std::vector<ResidualLevel> levels;
   int rounds = 2;  // over all levels, to settle tables
-  // About once a second; may be empty.
+  // At each hundredth of the work, and when all is done; may be empty.
   std::function<void(double done_share, std::string_view what)> progress;
 };
 

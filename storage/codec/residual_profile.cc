@@ -292,6 +292,11 @@ absl::Status ResidualProfile::CheckConsistency() const {
     if (group_count > 0 && plane.exponent_table >= exponent_tables) {
       return BadPlane(i, "exponent table");
     }
+    if (std::any_of(plane.inputs.begin(), plane.inputs.end(), [](PredictorInput input) {
+          return input < PredictorInput::kLayerBelow || input > PredictorInput::kNextExpected;
+        })) {
+      return BadPlane(i, "unknown input");
+    }
     const std::vector<std::uint32_t> inputs = InputPlanes(planes, i, plane.inputs);
     std::size_t in = 0;
     for (const std::uint32_t input : inputs) {
@@ -335,21 +340,8 @@ absl::Status ResidualProfile::CheckConsistency() const {
   if (first_rows.size() != (has_first_token ? component_count() : 0) || !AllFinite(first_rows)) {
     return Bad("first token");
   }
-  if (importance.query_heads > 0) {
-    for (const PlaneShape& plane : planes) {
-      if (importance.query_heads % plane.heads != 0) return Bad("query heads");
-    }
-  }
-  const ImportanceSizes sizes = SizesOf(planes, group_count, importance);
-  if (importance.query_means.size() != sizes.query_means ||
-      importance.query_factors.size() != sizes.query_factors ||
-      importance.normalizers.size() != sizes.normalizers ||
-      importance.weights.size() != sizes.weights) {
-    return Bad("size of the importance model");
-  }
-  if (!AllFinite(importance.query_means) || !AllFinite(importance.query_factors) ||
-      !AllFinite(importance.normalizers) || !AllFinite(importance.weights)) {
-    return Bad("importance model");
+  if (absl::Status status = CheckImportance(planes, group_count, importance); !status.ok()) {
+    return Bad(status.message());
   }
   return absl::OkStatus();
 }
