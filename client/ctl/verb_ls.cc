@@ -27,8 +27,11 @@ std::string Rungs(const v1::NodeEntry& node) {
     text += RungName(rung.rung());
     // What is said by the rung already is left out.
     if (rung.quality() != v1::QUALITY_EXACT || rung.codec() != v1::CODEC_RAW) {
-      text += "(" + std::string(QualityName(rung.quality())) + " " +
-              std::string(CodecName(rung.codec())) + ")";
+      text += '(';
+      text += QualityName(rung.quality());
+      text += ' ';
+      text += CodecName(rung.codec());
+      text += ')';
     }
     if (rung.in_memory()) text += "*";
   }
