@@ -12,12 +12,18 @@
 #include "client/status_from_grpc.h"
 #include "proto/bulk_message.h"
 #include "storage/base/clock.h"
+#include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
+#include "storage/codec/profile_header.h"
+#include "storage/kv/profile_digest.h"
 
 namespace kvtrie {
 namespace {
 
 constexpr char kFetchMethod[] = "/kvtrie.v1.Cache/Fetch";
+constexpr char kPutProfileMethod[] = "/kvtrie.v1.Cache/PutProfile";
+constexpr char kGetProfileMethod[] = "/kvtrie.v1.Cache/GetProfile";
+constexpr std::size_t kProfilePieceBytes = std::size_t{1} << 20;
 
 constexpr std::size_t kFetchBlocksMax = 65'536;
 constexpr std::size_t kIdlePutConnectionsMax = 64;
@@ -112,6 +118,27 @@ absl::StatusOr<Response> Client::Call(UnaryMethod<Request, Response> method, con
   }
 }
 
+template <typename Result, typename Attempt>
+absl::StatusOr<Result> Client::RepeatedBulk(const Attempt& run) {
+  const Deadline deadline = Deadline::After(options_.bulk_timeout);
+  std::optional<Backoff> backoff;
+  stats_.calls.fetch_add(1, std::memory_order_relaxed);
+  absl::Status last;
+  for (int attempt = 0;; ++attempt) {
+    absl::StatusOr<Result> result = run(deadline, attempt);
+    if (result.ok()) {
+      Ended(/*failed=*/false);
+      return result;
+    }
+    if (!backoff.has_value()) backoff = NewBackoff();
+    if (!IsRetriable(result.status()) || !PauseBeforeRetry(*backoff, deadline)) {
+      Ended(/*failed=*/true);
+      return Cause(result.status(), last);
+    }
+    last = result.status();
+  }
+}
+
 absl::StatusOr<ModelHandle> Client::RegisterModel(const ModelSpec& spec) {
   KV_RETURN_IF_ERROR(spec.Validate());
   v1::RegisterModelRequest request;
@@ -127,8 +154,117 @@ absl::StatusOr<ModelHandle> Client::RegisterModel(const ModelSpec& spec) {
   }
   absl::MutexLock lock(&mutex_);
   geometries_[*id] = std::move(geometry);
-  return ModelHandle{*id, spec.block_tokens, response.raw_block_bytes()};
+  return ModelHandle{*id, spec.block_tokens, response.raw_block_bytes(),
+                     ProfileId::FromBytes(response.profile_id()).value_or(ProfileId{})};
 }
+
+// --- profiles ---
+
+absl::StatusOr<v1::ProfileEntry> Client::PutProfile(std::span<const std::byte> profile) {
+  ProfileDigest digest;
+  digest.Add(profile);
+  const ProfileId id = digest.Finish();
+  return RepeatedBulk<v1::ProfileEntry>([&](Deadline deadline, int attempt) {
+    return PutProfileAttempt(profile, id, deadline, attempt);
+  });
+}
+
+absl::StatusOr<v1::ProfileEntry> Client::PutProfileAttempt(std::span<const std::byte> profile,
+                                                           const ProfileId& id, Deadline deadline,
+                                                           int attempt) {
+  RawCall call(channels_.Bulk(), kPutProfileMethod, deadline, MayWait(attempt));
+  for (std::size_t at = 0; at < profile.size() || at == 0;) {
+    const auto piece = profile.subspan(at, std::min(kProfilePieceBytes, profile.size() - at));
+    v1::PutProfileRequest request;
+    if (at == 0) {
+      request.set_total_bytes(profile.size());
+      request.set_expected_profile_id(std::string(id.view()));
+    }
+    std::vector<grpc::Slice> payload;
+    if (!piece.empty()) {
+      v1::Chunk* chunk = request.add_chunks();
+      chunk->set_offset(at);
+      chunk->set_bytes(static_cast<std::uint32_t>(piece.size()));
+      chunk->set_crc32c(Crc32c(piece));
+      payload.emplace_back(piece.data(), piece.size());
+    }
+    at += piece.size();
+    const bool last = at == profile.size();
+    call.Write(ComposeBulkMessage(request, payload), last);
+    const auto completion = call.Next(deadline);
+    if (!completion.has_value()) return absl::DeadlineExceededError("profile: not sent in time");
+    // The server has ended the call before all was sent.
+    if (!completion->ok) {
+      const absl::Status status = call.Finish(deadline);
+      return status.ok() ? absl::UnavailableError("profile: the server ended the call") : status;
+    }
+    if (last) break;
+  }
+  call.Read();
+  const auto completion = call.Next(deadline);
+  if (!completion.has_value()) return absl::DeadlineExceededError("profile: no answer in time");
+  v1::PutProfileResponse response;
+  if (completion->ok) {
+    BulkPayload none;
+    KV_RETURN_IF_ERROR(ParseBulkMessage(call.message(), &response, &none));
+  }
+  KV_RETURN_IF_ERROR(call.Finish(deadline));
+  return std::move(*response.mutable_profile());
+}
+
+absl::StatusOr<std::vector<std::byte>> Client::GetProfile(const ProfileId& id) {
+  return RepeatedBulk<std::vector<std::byte>>(
+      [&](Deadline deadline, int attempt) { return GetProfileAttempt(id, deadline, attempt); });
+}
+
+absl::StatusOr<std::vector<std::byte>> Client::GetProfileAttempt(const ProfileId& id,
+                                                                 Deadline deadline, int attempt) {
+  RawCall call(channels_.Bulk(), kGetProfileMethod, deadline, MayWait(attempt));
+  v1::GetProfileRequest request;
+  request.set_profile_id(std::string(id.view()));
+  call.Write(ComposeBulkMessage(request, {}), /*last=*/true);
+  call.Read();
+  std::vector<std::byte> profile;
+  std::uint64_t total_bytes = 0;
+  v1::GetProfileResponse message;
+  BulkPayload payload;
+  while (true) {
+    const auto completion = call.Next(deadline);
+    if (!completion.has_value()) return absl::DeadlineExceededError("profile: not read in time");
+    if (completion->op != RawCall::Op::kRead) continue;
+    if (!completion->ok) break;
+    KV_RETURN_IF_ERROR(ParseBulkMessage(call.message(), &message, &payload));
+    if (message.total_bytes() != 0) total_bytes = message.total_bytes();
+    if (total_bytes > kProfileBytesMax || payload.size() > total_bytes - profile.size()) {
+      return absl::InternalError("profile: more bytes than it has");
+    }
+    for (const auto& piece : payload.pieces()) {
+      profile.insert(profile.end(), piece.begin(), piece.end());
+    }
+    call.Read();
+  }
+  KV_RETURN_IF_ERROR(call.Finish(deadline));
+  ProfileDigest digest;
+  digest.Add(profile);
+  if (digest.Finish() != id)
+    return absl::DataLossError("profile: its bytes are not those of its id");
+  return profile;
+}
+
+absl::StatusOr<v1::ListProfilesResponse> Client::ListProfiles() {
+  return Call<v1::ListProfilesRequest, v1::ListProfilesResponse>(&v1::Cache::Stub::ListProfiles, {},
+                                                                 {}, /*idempotent=*/true);
+}
+
+absl::Status Client::DeleteProfile(const ProfileId& id) {
+  v1::DeleteProfileRequest request;
+  request.set_profile_id(std::string(id.view()));
+  return Call<v1::DeleteProfileRequest, v1::DeleteProfileResponse>(
+             &v1::Cache::Stub::DeleteProfile, request, {}, /*idempotent=*/false)
+      .status();
+}
+
+// --- lookups ---
 
 absl::StatusOr<v1::LookupResult> Client::Lookup(const ModelId& model,
                                                 std::span<const TokenId> tokens,
@@ -219,7 +355,9 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
   const std::shared_ptr<const KvGeometry> geometry = options.on_layer ? Geometry(model) : nullptr;
   FetchAssembly assembly(targets, options, geometry.get());
   stats_.calls.fetch_add(1, std::memory_order_relaxed);
-  if (options.on_layer && geometry == nullptr) {
+  if (options.on_layer && options.form == BlockForm::kFrame) {
+    assembly.FailRest(absl::InvalidArgumentError("on_layer: frames have no layers"));
+  } else if (options.on_layer && geometry == nullptr) {
     assembly.FailRest(absl::FailedPreconditionError("the model was not registered by this client"));
   }
 
@@ -273,7 +411,7 @@ absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& opti
   node_ids.reserve(wanted.size() * TrieNodeId::kBytes);
   for (const std::uint32_t i : wanted) node_ids.append(assembly->target(i).node.view());
   request.set_order(options.on_layer ? v1::FETCH_ORDER_LAYER_MAJOR : v1::FETCH_ORDER_BLOCK_MAJOR);
-  request.set_encoding(v1::ENCODING_RAW);
+  request.set_encoding(options.form == BlockForm::kFrame ? v1::ENCODING_FRAME : v1::ENCODING_RAW);
   request.set_min_quality(static_cast<v1::Quality>(options.min_quality));
   if (!options.release_lease.empty() && wanted.size() == assembly->pending_blocks()) {
     request.set_release_lease_id(std::string(options.release_lease.view()));
@@ -310,8 +448,8 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
   if (use_lane) {
     for (std::size_t i = 0; i < paths.size(); ++i) {
       const PutPath& path = paths[i];
-      const std::size_t block_bytes =
-          path.blocks.empty() ? 1 : std::max<std::size_t>(1, path.blocks[0].size());
+      std::size_t block_bytes = 1;
+      for (const auto& block : path.blocks) block_bytes = std::max(block_bytes, block.size());
       const std::size_t step = std::max<std::size_t>(1, LocalLane::kRequestBytes / block_bytes);
       const std::size_t before = pieces.size();
       for (std::size_t at = 0; at < std::max<std::size_t>(1, path.blocks.size()); at += step) {

@@ -38,6 +38,7 @@ struct ModelHandle {
   ModelId id;
   std::uint32_t block_tokens = 0;
   std::uint64_t raw_block_bytes = 0;
+  ProfileId profile;  // the newest codec profile that the server has for it; zero: none
 };
 
 struct LookupOptions {
@@ -68,6 +69,13 @@ class Client {
   Client& operator=(const Client&) = delete;
 
   absl::StatusOr<ModelHandle> RegisterModel(const ModelSpec& spec);
+
+  // Stores a codec profile; idempotent.
+  absl::StatusOr<v1::ProfileEntry> PutProfile(std::span<const std::byte> profile);
+  // DataLoss: the bytes that came are not those of the id.
+  absl::StatusOr<std::vector<std::byte>> GetProfile(const ProfileId& id);
+  absl::StatusOr<v1::ListProfilesResponse> ListProfiles();
+  absl::Status DeleteProfile(const ProfileId& id);
 
   // Longest stored prefix. A miss is OK with matched_blocks = 0.
   absl::StatusOr<v1::LookupResult> Lookup(const ModelId& model, std::span<const TokenId> tokens,
@@ -115,6 +123,15 @@ class Client {
   template <typename Request, typename Response>
   absl::StatusOr<Response> Call(UnaryMethod<Request, Response> method, const Request& request,
                                 std::chrono::milliseconds timeout, bool idempotent);
+
+  // Runs attempts until one succeeds or none is left.
+  template <typename Result, typename Attempt>
+  absl::StatusOr<Result> RepeatedBulk(const Attempt& run);
+  absl::StatusOr<v1::ProfileEntry> PutProfileAttempt(std::span<const std::byte> profile,
+                                                     const ProfileId& id, Deadline deadline,
+                                                     int attempt);
+  absl::StatusOr<std::vector<std::byte>> GetProfileAttempt(const ProfileId& id, Deadline deadline,
+                                                           int attempt);
 
   std::shared_ptr<const KvGeometry> Geometry(const ModelId& model);
   Backoff NewBackoff();

@@ -154,19 +154,32 @@ absl::Status FetchAssembly::AcceptResult(const v1::BlockResult& result) {
     }
     return absl::OkStatus();
   }
-  if (result.bytes() != targets_[target_index].raw.size()) {
+  const std::size_t room = targets_[target_index].raw.size();
+  if (options_.form == BlockForm::kRaw ? result.bytes() != room
+                                       : result.bytes() == 0 || result.bytes() > room) {
     FailBlock(target_index, absl::FailedPreconditionError(absl::StrCat(
-                                "the block has ", result.bytes(), " bytes, its target ",
-                                targets_[target_index].raw.size())));
+                                "the block has ", result.bytes(), " bytes, its target ", room)));
     return absl::OkStatus();
   }
-  progress.total_bytes = result.bytes();
+  FetchedBlock& block = blocks_[target_index];
+  const FetchedBlock before = block;
   if (result.quality() != v1::QUALITY_UNSPECIFIED) {
-    blocks_[target_index].quality = static_cast<Quality>(result.quality());
+    block.quality = static_cast<Quality>(result.quality());
   }
-  if (result.rung() != v1::RUNG_UNSPECIFIED) {
-    blocks_[target_index].rung = static_cast<Rung>(result.rung());
+  if (result.rung() != v1::RUNG_UNSPECIFIED) block.rung = static_cast<Rung>(result.rung());
+  if (result.codec() != v1::CODEC_UNSPECIFIED) block.codec = static_cast<CodecId>(result.codec());
+  block.bytes = result.bytes();
+  if (progress.verified_bytes > 0) {
+    // What an earlier attempt brought may have been of another frame of the block.
+    const bool is_same = before.quality == block.quality && before.codec == block.codec &&
+                         options_.form == BlockForm::kRaw;
+    if (geometry_ != nullptr) {
+      block.quality = LowerOf(block.quality, before.quality);  // layers were told of already
+    } else if (!is_same) {
+      progress.verified_bytes = 0;
+    }
   }
+  progress.total_bytes = result.bytes();
   return absl::OkStatus();
 }
 

@@ -13,7 +13,14 @@
 
 namespace kvtrie {
 
-// A block to read and the memory that it goes to, which has the block's raw size.
+// How blocks travel to and from the caller.
+enum class BlockForm {
+  kRaw,    // raw KV
+  kFrame,  // frames as they are stored
+};
+
+// A block to read and the memory that it goes to: of the block's raw size, or for a frame at least
+// of the frame's (a Lookup's stored_bytes is enough).
 struct FetchTarget {
   TrieNodeId node;
   std::span<std::byte> raw;
@@ -32,20 +39,23 @@ struct FetchedBlock {
   absl::Status status;
   Quality quality = Quality::kExact;
   Rung rung = Rung::kExact;
+  CodecId codec = CodecId::kRaw;  // of the stored frame, decoded or not
+  std::uint64_t bytes = 0;        // that lie in the target's memory
 
   bool loaded() const { return state == State::kLoaded; }
 };
 
 struct FetchOptions {
   Quality min_quality = Quality::kExact;
+  BlockForm form = BlockForm::kRaw;
   // Dropped by the server when the blocks were read.
   LeaseId release_lease;
   // Zero: the client's default.
   std::chrono::milliseconds timeout{0};
   // If set, bytes come layer by layer, and this is called (on the calling thread, in order of
   // layers, each once) when all bytes of a layer are in place for every block that is not missed.
-  // Blocks that are missed after a layer was reported stay missed. REQUIRES: the model was
-  // registered through the same client.
+  // Blocks that are missed after a layer was reported stay missed. REQUIRES: raw blocks, and the
+  // model was registered through the same client.
   std::function<void(std::uint32_t layer, std::span<const FetchedBlock> blocks)> on_layer;
 };
 

@@ -36,13 +36,15 @@ struct Landing {
 };
 
 // As many blocks from the front of `wanted` as go into one request and one kind of landing.
+// Frames do not fill their targets, and so come to lie elsewhere.
 Landing PlanLanding(const FetchAssembly& assembly, std::span<const std::uint32_t> wanted,
-                    const LocalRegion& region) {
+                    const LocalRegion& region, BlockForm form) {
   Landing landing;
   for (const std::uint32_t target_index : wanted) {
     const std::span<std::byte> raw = assembly.target(target_index).raw;
     const auto offset = region.OffsetOf(raw);
-    const bool placeable = offset.has_value() && *offset % kBlockAlignment == 0;
+    const bool placeable =
+        form == BlockForm::kRaw && offset.has_value() && *offset % kBlockAlignment == 0;
     const std::size_t end = AlignBlock(landing.bytes) + raw.size();
     if (landing.block_count == 0) {
       landing.in_place = placeable;
@@ -124,7 +126,7 @@ absl::StatusOr<std::span<std::byte>> LocalLane::Scratch(Connection& connection, 
 absl::Status LocalLane::FetchSome(const ModelId& model, const FetchOptions& options,
                                   Deadline deadline, bool wait_for_ready, FetchAssembly* assembly) {
   const Landing landing =
-      PlanLanding(*assembly, assembly->StartAttempt(kRequestBlocksMax), *region_);
+      PlanLanding(*assembly, assembly->StartAttempt(kRequestBlocksMax), *region_, options.form);
   const auto wanted = assembly->StartAttempt(landing.block_count);
 
   KV_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
@@ -145,7 +147,8 @@ absl::Status LocalLane::FetchSome(const ModelId& model, const FetchOptions& opti
   std::string& node_ids = *fetch.mutable_request()->mutable_node_ids();
   for (const std::uint32_t i : wanted) node_ids.append(assembly->target(i).node.view());
   fetch.mutable_request()->set_order(v1::FETCH_ORDER_BLOCK_MAJOR);
-  fetch.mutable_request()->set_encoding(v1::ENCODING_RAW);
+  fetch.mutable_request()->set_encoding(options.form == BlockForm::kFrame ? v1::ENCODING_FRAME
+                                                                          : v1::ENCODING_RAW);
   fetch.mutable_request()->set_min_quality(static_cast<v1::Quality>(options.min_quality));
   if (!options.release_lease.empty() && wanted.size() == assembly->pending_blocks()) {
     fetch.mutable_request()->set_release_lease_id(std::string(options.release_lease.view()));
@@ -241,8 +244,8 @@ absl::Status LocalLane::Put(PutProgress* put, Deadline deadline, bool wait_for_r
   lane_put.mutable_announce()->set_eager(true);
   lane_put.set_region_offset(*offset);
   for (std::uint32_t i = 0; i < blocks.size(); ++i) {
-    std::size_t at = 0;
-    for (const std::uint32_t chunk_bytes : put->chunk_bytes()) {
+    for (std::size_t at = 0; at < blocks[i].size();) {
+      const std::uint32_t chunk_bytes = put->ChunkBytesAt(i, at);
       const auto piece = blocks[i].subspan(at, chunk_bytes);
       v1::Chunk* chunk = lane_put.add_chunks();
       chunk->set_put_id(1);

@@ -62,7 +62,6 @@ absl::Status PutConnection::RunOpen(std::span<PutProgress*> puts, Deadline deadl
   announced_.clear();
   open_puts_ = 0;
   sending_.clear();
-  chunk_ = 0;
   chunk_offset_ = 0;
 
   while (true) {
@@ -133,7 +132,6 @@ bool PutConnection::MayAnnounce(std::span<PutProgress*> puts) const {
 PutProgress* PutConnection::Sending() {
   while (!sending_.empty() && announced_[sending_.front()]->to_send().empty()) {
     sending_.pop_front();
-    chunk_ = 0;
     chunk_offset_ = 0;
   }
   return sending_.empty() ? nullptr : announced_[sending_.front()];
@@ -160,7 +158,7 @@ grpc::ByteBuffer PutConnection::NextMessage(std::span<PutProgress*> puts, Borrow
       PutProgress& put = *sending;
       const std::uint32_t i = put.to_send().front();
       const std::span<const std::byte> block = put.path().blocks[i];
-      const std::size_t bytes = put.chunk_bytes()[chunk_];
+      const std::size_t bytes = put.ChunkBytesAt(i, chunk_offset_);
       if (payload_bytes > 0 && payload_bytes + bytes > kMessageBytes) break;
       const auto piece = block.subspan(chunk_offset_, bytes);
       v1::Chunk* chunk = request.add_chunks();
@@ -176,11 +174,9 @@ grpc::ByteBuffer PutConnection::NextMessage(std::span<PutProgress*> puts, Borrow
         end_run();
         run = piece;
       }
-      ++chunk_;
       chunk_offset_ += bytes;
-      if (chunk_ == put.chunk_bytes().size()) {
+      if (chunk_offset_ == block.size()) {
         put.to_send().pop_front();
-        chunk_ = 0;
         chunk_offset_ = 0;
       }
       continue;

@@ -53,7 +53,6 @@ class PutConnection {
   std::vector<PutProgress*> announced_;  // [put id - first_put_id_]
   std::size_t open_puts_ = 0;
   std::deque<std::size_t> sending_;  // indexes in announced_ of puts that have blocks to send
-  std::size_t chunk_ = 0;            // next of the block that is being sent
   std::size_t chunk_offset_ = 0;
 };
 

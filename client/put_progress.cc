@@ -8,11 +8,13 @@
 #include "client/status_from_grpc.h"
 #include "storage/base/byte_order.h"
 #include "storage/base/check.h"
+#include "storage/codec/frame.h"
 
 namespace kvtrie {
 namespace {
 
 constexpr std::size_t kChunkBytesMax = std::size_t{1} << 20;
+constexpr std::size_t kFrameBytesMax = kFrameHeaderBytesMax + kRawBlockBytesMax;
 
 }  // namespace
 
@@ -38,11 +40,16 @@ PutProgress::PutProgress(const PutPath& path, const KvGeometry& geometry)
       missing_(path.blocks.size(), true),
       offered_(path.blocks.size()),
       unsettled_(path.blocks.size()) {
+  std::size_t chunk_offset = 0;
+  for (const std::uint32_t bytes : chunk_bytes_) {
+    chunk_offsets_.push_back(chunk_offset);
+    chunk_offset += bytes;
+  }
   const std::size_t full_blocks = path.path.tokens.size() / geometry.block_tokens();
   const std::size_t with_tokens =
       full_blocks > path.first_block ? full_blocks - path.first_block : 0;
   for (std::size_t i = 0; i < path.blocks.size(); ++i) {
-    if (i < with_tokens && path.blocks[i].size() == geometry.raw_block_bytes()) continue;
+    if (i < with_tokens && HasRightSize(path.blocks[i].size())) continue;
     offered_ = i;
     break;
   }
@@ -50,14 +57,33 @@ PutProgress::PutProgress(const PutPath& path, const KvGeometry& geometry)
     std::string what = "it follows a block that was refused";
     if (i >= with_tokens) {
       what = "the path has no tokens for it";
-    } else if (path.blocks[i].size() != geometry.raw_block_bytes()) {
-      what = absl::StrCat("it has ", path.blocks[i].size(), " bytes, the model's blocks have ",
-                          geometry.raw_block_bytes());
+    } else if (!HasRightSize(path.blocks[i].size())) {
+      what = path.form == BlockForm::kRaw
+                 ? absl::StrCat("it has ", path.blocks[i].size(),
+                                " bytes, the model's blocks have ", geometry.raw_block_bytes())
+                 : absl::StrCat("it has ", path.blocks[i].size(), " bytes; a frame has 1 to ",
+                                kFrameBytesMax);
     }
     Settle(static_cast<std::uint32_t>(i),
            absl::InvalidArgumentError(absl::StrCat("block ", path.first_block + i, ": ", what)),
            /*duplicate=*/false);
   }
+}
+
+bool PutProgress::HasRightSize(std::size_t bytes) const {
+  return path_.form == BlockForm::kRaw ? bytes == geometry_.raw_block_bytes()
+                                       : bytes > 0 && bytes <= kFrameBytesMax;
+}
+
+std::uint32_t PutProgress::ChunkBytesAt(std::uint32_t i, std::size_t offset) const {
+  const std::size_t left = path_.blocks[i].size() - offset;
+  if (path_.form == BlockForm::kFrame) {
+    return static_cast<std::uint32_t>(std::min(left, kChunkBytesMax));
+  }
+  const auto at = std::lower_bound(chunk_offsets_.begin(), chunk_offsets_.end(), offset);
+  KV_CHECK(at != chunk_offsets_.end());
+  KV_CHECK(*at == offset);
+  return chunk_bytes_[static_cast<std::size_t>(at - chunk_offsets_.begin())];
 }
 
 v1::PutAnnounce PutProgress::Announce(std::uint64_t put_id) {
@@ -85,7 +111,9 @@ v1::PutAnnounce PutProgress::Announce(std::uint64_t put_id) {
   if (path_.probabilities != nullptr) *announce.mutable_probabilities() = *path_.probabilities;
   announce.set_restored_blocks(path_.restored_blocks);
   announce.set_restored_quality(static_cast<v1::Quality>(path_.restored_quality));
-  announce.set_encoding(v1::ENCODING_RAW);
+  announce.set_encoding(path_.form == BlockForm::kFrame ? v1::ENCODING_FRAME : v1::ENCODING_RAW);
+  announce.set_quality(static_cast<v1::Quality>(path_.quality));
+  announce.set_beside_exact(path_.beside_exact);
   // Only the first attempt is sent blindly: a later one asks what has arrived.
   eager_ = path_.eager && attempts_++ == 0;
   announce.set_eager(eager_);

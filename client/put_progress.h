@@ -45,18 +45,20 @@ class PutProgress {
   void FailRest(const absl::Status& why);
 
   const PutPath& path() const { return path_; }
-  // Sizes of the chunks of each block.
-  std::span<const std::uint32_t> chunk_bytes() const { return chunk_bytes_; }
+  // Size of the chunk that begins at `offset`, where one of block i (in `path.blocks`) does.
+  std::uint32_t ChunkBytesAt(std::uint32_t i, std::size_t offset) const;
   std::uint32_t block_index(std::uint32_t i) const { return path_.first_block + i; }
 
   PutReport TakeReport();
 
  private:
+  bool HasRightSize(std::size_t bytes) const;
   void Settle(std::uint32_t i, absl::Status status, bool duplicate);
 
   const PutPath& path_;
   const KvGeometry& geometry_;
-  const std::vector<std::uint32_t> chunk_bytes_;
+  const std::vector<std::uint32_t> chunk_bytes_;  // of raw blocks
+  std::vector<std::size_t> chunk_offsets_;        // of raw blocks
   std::vector<PutBlockReport> blocks_;
   std::vector<bool> settled_;
   std::vector<bool> missing_;  // as the last plan had it

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/fetch_types.h"
 #include "kvtrie/v1/cache.pb.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/path.h"
@@ -20,9 +21,16 @@ struct PutPath {
   PathView path;
   // Blocks of `path` from this one on; what stands before it is expected to be stored.
   std::uint32_t first_block = 0;
-  // Raw KV, each of the model's raw block size. Tokens of `path` beyond the last of them are not
-  // announced.
+  // Raw KV, each of the model's raw block size, or frames. Tokens of `path` beyond the last of them
+  // are not announced.
   std::span<const std::span<const std::byte>> blocks;
+
+  BlockForm form = BlockForm::kRaw;
+  // What `blocks` are at least: what is stored at less is replaced or added to, what is stored at
+  // that or better is a duplicate.
+  Quality quality = Quality::kExact;
+  // For frames of less than exact quality: store them although something better is stored.
+  bool beside_exact = false;
 
   std::string_view session_id;
   // The first `restored_blocks` of the path were restored from a store, at this quality.

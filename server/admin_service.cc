@@ -123,6 +123,15 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   response->set_lease_count(stats.lease_count);
   response->set_pinned_bytes(stats.pinned_bytes);
   response->set_open_put_bytes(stats.put_memory_bytes);
+  for (const CodecUsage& usage : stats.codecs) {
+    if (usage.frames == 0) continue;
+    v1::CodecUsage* codec = response->add_codecs();
+    codec->set_codec(ToProto(usage.codec));
+    codec->set_frames(usage.frames);
+    codec->set_stored_bytes(usage.bytes);
+  }
+  response->set_profile_count(stats.profile_count);
+  response->set_profile_bytes(stats.profile_bytes);
   ToProto(context_.engine.recovery(), response->mutable_recovery());
   for (const auto& [name, value] : CountersByName(stats)) {
     (*response->mutable_counters())[name] = value;
@@ -265,6 +274,7 @@ grpc::ServerUnaryReactor* AdminService::GetConfig(grpc::CallbackServerContext* c
   limit("extra_keys_max", kExtraKeysMax, "Extra keys of one prefix.");
   limit("models_per_query_max", kModelsPerQueryMax, "Models of one Lookup query.");
   limit("fetch_blocks_max", kFetchBlocksMax, "Blocks of one Fetch.");
+  limit("profile_bytes_max", kProfileBytesMax, "Bytes of one codec profile.");
   limit("chunk_bytes_max", kChunkBytesMax, "Bytes of one chunk.");
   limit("open_puts_max", PutStream::kOpenPutsMax, "Open puts of one stream.");
   limit("top_k_max", kTopKMax, "Probabilities per token.");

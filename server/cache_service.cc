@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/fetch_stream.h"
+#include "server/profile_streams.h"
 #include "server/unary_call.h"
 #include "server/watch_stream.h"
 #include "server/wire_conversion.h"
@@ -103,8 +104,42 @@ grpc::ServerUnaryReactor* CacheService::RegisterModel(grpc::CallbackServerContex
                     response->set_model_id(std::string(model.id.view()));
                     response->set_block_tokens(model.spec.block_tokens);
                     response->set_raw_block_bytes(model.raw_block_bytes);
+                    if (!model.profile.empty()) {
+                      response->set_profile_id(std::string(model.profile.view()));
+                    }
                     return absl::OkStatus();
                   });
+}
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* CacheService::PutProfile(
+    grpc::CallbackServerContext* call, grpc::ByteBuffer* response) {
+  return ProfilePutStream::Start(context_, call, response);
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::GetProfile(
+    grpc::CallbackServerContext* call, const grpc::ByteBuffer* request) {
+  return ProfileGetStream::Start(context_, call, *request);
+}
+
+grpc::ServerUnaryReactor* CacheService::ListProfiles(grpc::CallbackServerContext* call,
+                                                     const v1::ListProfilesRequest*,
+                                                     v1::ListProfilesResponse* response) {
+  return RunUnary(context_, call, RpcMethod::kListProfiles, absl::OkStatus(), [this, response] {
+    for (const StoredProfile& profile : context_.engine.ListProfiles(kBuiltInTenant)) {
+      ToProto(profile, response->add_profiles());
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* CacheService::DeleteProfile(grpc::CallbackServerContext* call,
+                                                      const v1::DeleteProfileRequest* request,
+                                                      v1::DeleteProfileResponse*) {
+  return RunUnary(
+      context_, call, RpcMethod::kDeleteProfile, CheckProfileId(request->profile_id()),
+      [this, request] {
+        return context_.engine.DeleteProfile(IdFromProto<ProfileId>(request->profile_id()));
+      });
 }
 
 grpc::ServerUnaryReactor* CacheService::Lookup(grpc::CallbackServerContext* call,
@@ -212,11 +247,17 @@ grpc::ServerUnaryReactor* CacheService::SetRetention(grpc::CallbackServerContext
       context_, call, RpcMethod::kSetRetention, CheckSetRetention(*request, context_.limits),
       [this, request, response]() -> absl::Status {
         std::unique_ptr<RequestPath> path;
-        KV_ASSIGN_OR_RETURN(const std::uint64_t changed,
-                            context_.engine.SetRetention(
-                                kBuiltInTenant, FromProto(request->selection(), &path),
-                                std::chrono::seconds(request->ttl_seconds()), request->priority()));
-        response->set_changed_blocks(changed);
+        std::optional<Quality> level;
+        if (request->quality() != v1::QUALITY_UNSPECIFIED) level = FromProto(request->quality());
+        KV_ASSIGN_OR_RETURN(
+            const RetentionChange change,
+            context_.engine.SetRetention(kBuiltInTenant, FromProto(request->selection(), &path),
+                                         std::chrono::seconds(request->ttl_seconds()),
+                                         request->priority(), level));
+        response->set_changed_blocks(change.changed_blocks);
+        response->set_unchanged_blocks(change.unchanged_blocks);
+        response->set_dropped_frames(change.dropped_frames);
+        response->set_freed_bytes(change.freed_bytes);
         return absl::OkStatus();
       });
 }

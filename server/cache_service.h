@@ -14,19 +14,22 @@
 
 namespace kvtrie {
 
-// All methods by callbacks, Fetch and Put on the wire form of their messages.
+// All methods by callbacks, those with bulk bytes on the wire form of their messages.
+using CacheServiceBulk = v1::Cache::WithRawCallbackMethod_Fetch<
+    v1::Cache::WithRawCallbackMethod_Put<v1::Cache::WithRawCallbackMethod_PutProfile<
+        v1::Cache::WithRawCallbackMethod_GetProfile<v1::Cache::Service>>>>;
 using CacheServiceBase =
-    v1::Cache::WithRawCallbackMethod_Fetch<v1::Cache::WithRawCallbackMethod_Put<
-        v1::Cache::WithCallbackMethod_RegisterModel<v1::Cache::WithCallbackMethod_Lookup<
+    v1::Cache::WithCallbackMethod_RegisterModel<v1::Cache::WithCallbackMethod_ListProfiles<
+        v1::Cache::WithCallbackMethod_DeleteProfile<v1::Cache::WithCallbackMethod_Lookup<
             v1::Cache::WithCallbackMethod_Touch<v1::Cache::WithCallbackMethod_Pin<
                 v1::Cache::WithCallbackMethod_Unpin<v1::Cache::WithCallbackMethod_Delete<
                     v1::Cache::WithCallbackMethod_SetRetention<v1::Cache::WithCallbackMethod_Watch<
-                        v1::Cache::WithCallbackMethod_OpenLocalLane<v1::Cache::Service>>>>>>>>>>>;
+                        v1::Cache::WithCallbackMethod_OpenLocalLane<CacheServiceBulk>>>>>>>>>>>;
 
 // The data plane. Each method is check, call, translate; the streams are in their own files.
 // Nothing blocks in a reaction of gRPC: what may wait for the disk runs on the engine's threads.
-// Fetch and Put work on the wire form of their messages, so that no byte of a block is copied into
-// a protobuf string.
+// The streams with bulk bytes work on the wire form of their messages, so that no byte of a block
+// is copied into a protobuf string.
 class CacheService final : public CacheServiceBase {
  public:
   // `lane` may be null: the shared-memory lane is off.
@@ -36,6 +39,16 @@ class CacheService final : public CacheServiceBase {
   grpc::ServerUnaryReactor* RegisterModel(grpc::CallbackServerContext* call,
                                           const v1::RegisterModelRequest* request,
                                           v1::RegisterModelResponse* response) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* PutProfile(grpc::CallbackServerContext* call,
+                                                        grpc::ByteBuffer* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* GetProfile(grpc::CallbackServerContext* call,
+                                                         const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* ListProfiles(grpc::CallbackServerContext* call,
+                                         const v1::ListProfilesRequest* request,
+                                         v1::ListProfilesResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteProfile(grpc::CallbackServerContext* call,
+                                          const v1::DeleteProfileRequest* request,
+                                          v1::DeleteProfileResponse* response) override;
   grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* call,
                                    const v1::LookupRequest* request,
                                    v1::LookupResponse* response) override;

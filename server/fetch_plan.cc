@@ -62,9 +62,7 @@ absl::StatusOr<ChunkCursor> ChunkCursor::Make(const FrameView& frame, const Fetc
     cursor.offset_of_body_ = frame.header_bytes();
     return cursor;
   }
-  if (frame.codec() != CodecId::kRaw) {
-    return absl::UnimplementedError("the block is stored coded; fetch it as ENCODING_FRAME");
-  }
+  KV_CHECK(frame.codec() == CodecId::kRaw);
   if (step.layer_count == 0) {
     cursor.section_end_ = frame.section_count();
     return cursor;
@@ -145,6 +143,7 @@ void FetchMessage::AddBlock(std::uint32_t block_index, const StoredFrame& stored
   result->set_block_index(block_index);
   result->set_rung(ToProto(stored.rung));
   result->set_quality(ToProto(stored.quality));
+  result->set_codec(ToProto(stored.codec));
   result->set_bytes(block_bytes);
 }
 

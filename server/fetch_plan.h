@@ -18,6 +18,7 @@ namespace kvtrie {
 struct FetchShape {
   bool layer_major = false;
   bool whole_frame = false;  // ENCODING_FRAME
+  ReadAs read_as() const { return whole_frame ? ReadAs::kFrame : ReadAs::kRaw; }
   // Layers [first_layer, first_layer + layer_count); a count of 0 with no geometry = the whole
   // block.
   std::uint32_t first_layer = 0;
@@ -68,8 +69,8 @@ struct HeldFrame {
 class ChunkCursor {
  public:
   ChunkCursor() = default;
-  // DataLoss: sections do not meet the bounds of the layers. Unimplemented: the frame is coded, and
-  // raw bytes are wanted.
+  // REQUIRES: the frame was read as shape.read_as().
+  // DataLoss: sections do not meet the bounds of the layers.
   static absl::StatusOr<ChunkCursor> Make(const FrameView& frame, const FetchShape& shape,
                                           const FetchStep& step);
 

@@ -68,16 +68,27 @@ void FetchStream::Begin(const grpc::ByteBuffer& request) {
     return;
   }
   const Quality min_quality = FromProto(request_.min_quality());
+  const ReadAs as = request_.encoding() == v1::ENCODING_FRAME ? ReadAs::kFrame : ReadAs::kRaw;
   if (!request_.has_prefix()) {
-    OnFound(context_.engine.FindFrames(kBuiltInTenant, IdFromProto<ModelId>(request_.model_id()),
-                                       NodeIdsFromProto(request_.node_ids()), min_quality));
-    return;
+    auto found =
+        context_.engine.TryFindFrames(kBuiltInTenant, IdFromProto<ModelId>(request_.model_id()),
+                                      NodeIdsFromProto(request_.node_ids()), min_quality, as);
+    if (found.has_value()) {
+      OnFound(*std::move(found));
+      return;
+    }
   }
-  const bool queued = context_.engine.RunBlocking([self = shared_from_this(), min_quality] {
-    const RequestPath path(self->request_.prefix());
+  const bool queued = context_.engine.RunBlocking([self = shared_from_this(), min_quality, as] {
+    const v1::FetchRequest& wanted = self->request_;
+    if (!wanted.has_prefix()) {
+      self->OnFound(
+          self->context_.engine.FindFrames(kBuiltInTenant, IdFromProto<ModelId>(wanted.model_id()),
+                                           NodeIdsFromProto(wanted.node_ids()), min_quality, as));
+      return;
+    }
+    const RequestPath path(wanted.prefix());
     self->OnFound(self->context_.engine.FindFramesOfPath(
-        kBuiltInTenant, path.view(), self->request_.first_block(), self->request_.block_count(),
-        min_quality));
+        kBuiltInTenant, path.view(), wanted.first_block(), wanted.block_count(), min_quality, as));
   });
   if (!queued) OnFound(BusyError());
 }
@@ -124,10 +135,12 @@ void FetchStream::Pump() {
   }
   for (PendingRead& read : reads) {
     auto reservation = std::make_shared<ByteReservation>(std::move(read.reservation));
-    context_.engine.ReadFrame(*read.stored, [self = shared_from_this(), number = read.slot_number,
-                                             reservation](absl::StatusOr<LoadedFrame> loaded) {
-      self->OnFrameRead(number, std::move(*reservation), std::move(loaded));
-    });
+    context_.engine.ReadFrame(*read.stored, read.as,
+                              [self = shared_from_this(), number = read.slot_number,
+                               reservation](absl::StatusOr<LoadedFrame> loaded) {
+                                self->OnFrameRead(number, std::move(*reservation),
+                                                  std::move(loaded));
+                              });
   }
 }
 
@@ -144,7 +157,7 @@ void FetchStream::ReadAhead(std::vector<PendingRead>* reads) {
       slot.status = absl::NotFoundError("not stored at this quality");
       continue;
     }
-    const std::size_t frame_bytes = stored->at.record_bytes;
+    const std::size_t frame_bytes = stored->loaded_bytes(shape_.read_as());
     if (ahead_bytes_ > 0 && ahead_bytes_ + frame_bytes > context_.read_ahead_bytes) return;
 
     ByteReservation reservation;
@@ -156,11 +169,12 @@ void FetchStream::ReadAhead(std::vector<PendingRead>* reads) {
     slot.step = step;
     if (resident != resident_.end()) {
       slot.frame = resident->second;
-    } else if (auto loaded = context_.engine.TryReadFrame(*stored)) {
+    } else if (auto loaded = context_.engine.TryReadFrame(*stored, shape_.read_as())) {
       SetFrame(slot, *std::move(loaded), std::move(reservation));
     } else {
       slot.reading = true;
-      reads->push_back({first_slot_number_ + slots_.size() - 1, &*stored, std::move(reservation)});
+      reads->push_back({first_slot_number_ + slots_.size() - 1, &*stored, shape_.read_as(),
+                        std::move(reservation)});
     }
   }
 }
@@ -234,8 +248,14 @@ void FetchStream::FillMessage() {
     if (slot.frame != nullptr && !slot.begun) BeginSlot(slot);
     if (!slot.status.ok()) {
       if (!slot.step.first_visit) {
-        // Its result was sent long ago, so that the failure can only be told of the whole.
-        FinishWith(slot.status);
+        if (failed_[slot.step.block_index]) {
+          PopSlot();  // told at its first visit, after this one had been asked for
+          continue;
+        }
+        // Its result was sent long ago, so that the failure can only be told of the whole. A copy:
+        // the slot goes with the end of the stream.
+        const absl::Status status = slot.status;
+        FinishWith(status);
         return;
       }
       if (shape_.layer_major) failed_[slot.step.block_index] = true;
@@ -267,7 +287,7 @@ void FetchStream::BeginSlot(Slot& slot) {
 void FetchStream::PopSlot() {
   const Slot& slot = slots_.front();
   if (stored_[slot.step.block_index].has_value()) {
-    ahead_bytes_ -= stored_[slot.step.block_index]->at.record_bytes;
+    ahead_bytes_ -= stored_[slot.step.block_index]->loaded_bytes(shape_.read_as());
   }
   if (slot.step.last_visit) resident_.erase(slot.step.block_index);
   slots_.pop_front();

@@ -56,6 +56,7 @@ class FetchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   struct PendingRead {
     std::uint64_t slot_number;
     const StoredFrame* stored;
+    ReadAs as;
     ByteReservation reservation;
   };
   // Bounds the bookkeeping of fetches of very small blocks and of misses.

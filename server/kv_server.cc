@@ -66,11 +66,11 @@ KvServer::KvServer(const ServerConfig& config, Clock& clock)
       resident_budget_(config.stream_memory_bytes),
       timer_(std::make_unique<TimerThread>()) {}
 
-absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(const ServerConfig& config,
-                                                          Clock& clock) {
+absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(
+    const ServerConfig& config, Clock& clock, std::shared_ptr<const BlockDecoder> decoder) {
   std::unique_ptr<KvServer> server(new KvServer(config, clock));
   KV_RETURN_IF_ERROR(server->StartHttp());
-  KV_RETURN_IF_ERROR(server->OpenStore());
+  KV_RETURN_IF_ERROR(server->OpenStore(std::move(decoder)));
   KV_RETURN_IF_ERROR(server->StartServices());
   server->LogStart();
   return server;
@@ -106,16 +106,15 @@ absl::Status KvServer::StartHttp() {
   return absl::OkStatus();
 }
 
-absl::Status KvServer::OpenStore() {
-  KV_ASSIGN_OR_RETURN(
-      engine_, Engine::OpenEmbedded(config_.engine, clock_,
-                                    [this](std::uint64_t done, std::string_view what) {
-                                      std::string progress =
-                                          absl::StrCat("starting: ", std::string(what), ", ", done);
-                                      spdlog::info("{}", progress);
-                                      absl::MutexLock lock(&mutex_);
-                                      start_progress_ = std::move(progress);
-                                    }));
+absl::Status KvServer::OpenStore(std::shared_ptr<const BlockDecoder> decoder) {
+  const auto tell = [this](std::uint64_t done, std::string_view what) {
+    std::string progress = absl::StrCat("starting: ", std::string(what), ", ", done);
+    spdlog::info("{}", progress);
+    absl::MutexLock lock(&mutex_);
+    start_progress_ = std::move(progress);
+  };
+  KV_ASSIGN_OR_RETURN(engine_,
+                      Engine::OpenEmbedded(config_.engine, clock_, tell, std::move(decoder)));
   open_engine_ = engine_.get();
   const RecoveryReport& recovery = engine_->recovery();
   spdlog::info(

@@ -46,9 +46,11 @@ struct BoundAddresses {
 // finish, or are cancelled when half of the grace time is over -> store closes.
 class KvServer {
  public:
-  // Errors: those of Engine::OpenEmbedded; Unavailable when an address cannot be bound.
-  static absl::StatusOr<std::unique_ptr<KvServer>> Start(const ServerConfig& config,
-                                                         Clock& clock = SystemClock());
+  // Errors: those of Engine::OpenEmbedded; Unavailable when an address cannot be bound. `decoder`
+  // may be null: then coded blocks are served as frames only.
+  static absl::StatusOr<std::unique_ptr<KvServer>> Start(
+      const ServerConfig& config, Clock& clock = SystemClock(),
+      std::shared_ptr<const BlockDecoder> decoder = nullptr);
   // Stops at once if Stop was not called.
   ~KvServer();
 
@@ -68,7 +70,7 @@ class KvServer {
   KvServer(const ServerConfig& config, Clock& clock);
 
   absl::Status StartHttp();
-  absl::Status OpenStore();
+  absl::Status OpenStore(std::shared_ptr<const BlockDecoder> decoder);
   absl::Status StartServices();
   absl::Status BuildDataServer();
   absl::Status BuildAdminServer();

@@ -306,7 +306,7 @@ class LocalLaneServer::Connection {
       KV_ASSIGN_OR_RETURN(geometry, context_.geometries.Get(model));
     }
     KV_ASSIGN_OR_RETURN(const FetchShape shape, FetchShape::Make(request, std::move(geometry)));
-    KV_ASSIGN_OR_RETURN(const auto stored, FindFrames(request, model));
+    KV_ASSIGN_OR_RETURN(const auto stored, FindFrames(request, model, shape.read_as()));
 
     Landing landing{.at = fetch.region_offset(),
                     .end = fetch.region_offset() + fetch.region_bytes()};
@@ -314,7 +314,7 @@ class LocalLaneServer::Connection {
     for (std::uint32_t i = 0; i < stored.size(); ++i) {
       if (!stored[i].has_value()) {
         AddFailure(i, absl::NotFoundError("not stored at this quality"));
-      } else if (const auto loaded = context_.engine.TryReadFrame(*stored[i])) {
+      } else if (const auto loaded = context_.engine.TryReadFrame(*stored[i], shape.read_as())) {
         Land(i, *stored[i], *loaded, shape, &landing);
       } else {
         on_disk.push_back(i);
@@ -336,17 +336,17 @@ class LocalLaneServer::Connection {
     std::uint64_t end;
   };
 
-  absl::StatusOr<std::vector<std::optional<StoredFrame>>> FindFrames(
-      const v1::FetchRequest& request, const ModelId& model) {
+  absl::StatusOr<Engine::FoundFrames> FindFrames(const v1::FetchRequest& request,
+                                                 const ModelId& model, ReadAs as) {
     const Quality min_quality = FromProto(request.min_quality());
     if (!request.has_prefix()) {
       return context_.engine.FindFrames(kBuiltInTenant, model, NodeIdsFromProto(request.node_ids()),
-                                        min_quality);
+                                        min_quality, as);
     }
     const v1::Prefix& prefix = request.prefix();
     const RequestPath path(model.view(), prefix.tokens(), prefix.salt(), prefix.extra_keys());
     return context_.engine.FindFramesOfPath(kBuiltInTenant, path.view(), request.first_block(),
-                                            request.block_count(), min_quality);
+                                            request.block_count(), min_quality, as);
   }
 
   void AddFailure(std::uint32_t block_index, const absl::Status& status) {
@@ -393,6 +393,7 @@ class LocalLaneServer::Connection {
     block->set_region_offset(at);
     result->set_rung(ToProto(stored.rung));
     result->set_quality(ToProto(stored.quality));
+    result->set_codec(ToProto(stored.codec));
     result->set_bytes(BlockBytes(loaded.view, shape));
   }
 
@@ -404,7 +405,7 @@ class LocalLaneServer::Connection {
     std::size_t end = first;
     std::size_t batch_bytes = 0;
     while (end < on_disk.size()) {
-      const std::size_t frame_bytes = stored[on_disk[end]]->at.record_bytes;
+      const std::size_t frame_bytes = stored[on_disk[end]]->loaded_bytes(shape.read_as());
       if (end > first && batch_bytes + frame_bytes > context_.read_ahead_bytes) break;
       batch_bytes += frame_bytes;
       ++end;
@@ -414,7 +415,7 @@ class LocalLaneServer::Connection {
                                                     absl::UnavailableError("not read"));
     absl::BlockingCounter remaining(static_cast<int>(end - first));
     for (std::size_t i = first; i < end; ++i) {
-      context_.engine.ReadFrame(*stored[on_disk[i]],
+      context_.engine.ReadFrame(*stored[on_disk[i]], shape.read_as(),
                                 [&frames, &remaining, slot = i - first](auto loaded) {
                                   frames[slot] = std::move(loaded);
                                   remaining.DecrementCount();

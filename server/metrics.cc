@@ -29,6 +29,15 @@ constexpr StatMetric kCounters[] = {
     {"kvtrie_read_corrupt_frames_total", "Frames that failed their check; dropped, never served.",
      &EngineStats::corrupt_frames_total},
     {"kvtrie_read_errors_total", "Reads that the device failed.", &EngineStats::read_errors_total},
+    {"kvtrie_decoded_blocks_total", "Coded blocks served as raw KV.",
+     &EngineStats::decoded_blocks_total},
+    {"kvtrie_undecoded_blocks_total",
+     "Coded blocks asked for as raw KV of a server that cannot decode them.",
+     &EngineStats::undecoded_blocks_total},
+    {"kvtrie_decode_errors_total", "Coded blocks that failed to decode.",
+     &EngineStats::decode_errors_total},
+    {"kvtrie_damaged_profiles_total", "Profiles that failed their check; dropped, never used.",
+     &EngineStats::damaged_profiles_total},
     {"kvtrie_put_blocks_total", "Blocks put: stored, duplicate and failed.",
      &EngineStats::put_blocks_total},
     {"kvtrie_put_stored_blocks_total", "Blocks stored.", &EngineStats::stored_blocks_total},
@@ -41,6 +50,8 @@ constexpr StatMetric kCounters[] = {
      &EngineStats::raw_bytes_total},
     {"kvtrie_evicted_blocks_total", "Blocks dropped for space.",
      &EngineStats::evicted_blocks_total},
+    {"kvtrie_evicted_frames_total", "Frames dropped for space of blocks that kept another one.",
+     &EngineStats::evicted_frames_total},
     {"kvtrie_evicted_bytes_total", "Bytes dropped for space.", &EngineStats::evicted_bytes_total},
     {"kvtrie_expired_blocks_total", "Blocks whose time to live ended.",
      &EngineStats::expired_blocks_total},
@@ -59,6 +70,8 @@ constexpr StatMetric kGauges[] = {
     {"kvtrie_blocks", "Stored blocks.", &EngineStats::node_count},
     {"kvtrie_live_bytes", "Frames of stored blocks.", &EngineStats::live_bytes},
     {"kvtrie_live_raw_bytes", "What the stored frames are raw.", &EngineStats::raw_live_bytes},
+    {"kvtrie_profiles", "Codec profiles.", &EngineStats::profile_count},
+    {"kvtrie_profile_bytes", "Disk space of codec profiles.", &EngineStats::profile_bytes},
     {"kvtrie_disk_bytes", "What du shows of the data folder.", &EngineStats::disk_bytes},
     {"kvtrie_disk_limit_bytes", "Bound on it.", &EngineStats::disk_limit_bytes},
     {"kvtrie_segments", "Segment files.", &EngineStats::segment_count},
@@ -77,6 +90,20 @@ constexpr StatMetric kGauges[] = {
      &EngineStats::pending_free_bytes},
     {"kvtrie_io_queue_length", "Requests that wait for the disk.", &EngineStats::io_queue_length},
 };
+
+const char* NameOf(CodecId codec) {
+  switch (codec) {
+    case CodecId::kRaw:
+      return "raw";
+    case CodecId::kLossless:
+      return "lossless";
+    case CodecId::kResidual:
+      return "residual";
+    case CodecId::kRotated:
+      return "rotated";
+  }
+  return "unknown";
+}
 
 prometheus::MetricFamily Family(const char* name, const char* help, prometheus::MetricType type,
                                 double value) {
@@ -100,6 +127,23 @@ std::vector<prometheus::MetricFamily> ToMetrics(const EngineStats& stats) {
     families.push_back(Family(metric.name, metric.help, prometheus::MetricType::Gauge,
                               static_cast<double>(stats.*metric.value)));
   }
+  prometheus::MetricFamily frames{
+      "kvtrie_frames", "Stored frames by rung and codec.", prometheus::MetricType::Gauge, {}};
+  prometheus::MetricFamily frame_bytes{"kvtrie_frame_bytes",
+                                       "Bytes of stored frames by rung and codec.",
+                                       prometheus::MetricType::Gauge,
+                                       {}};
+  for (const CodecUsage& usage : stats.codecs) {
+    prometheus::ClientMetric metric;
+    metric.label = {{"rung", RungOf(usage.codec) == Rung::kExact ? "exact" : "coded"},
+                    {"codec", NameOf(usage.codec)}};
+    metric.gauge.value = static_cast<double>(usage.frames);
+    frames.metric.push_back(metric);
+    metric.gauge.value = static_cast<double>(usage.bytes);
+    frame_bytes.metric.push_back(metric);
+  }
+  families.push_back(std::move(frames));
+  families.push_back(std::move(frame_bytes));
   families.push_back(Family("kvtrie_degraded",
                             "1 when the store does not serve in full (see GetStatus or /readyz).",
                             prometheus::MetricType::Gauge, stats.degraded.empty() ? 0 : 1));

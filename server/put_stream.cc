@@ -1,6 +1,7 @@
 #include "server/put_stream.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -208,6 +209,8 @@ absl::StatusOr<std::unique_ptr<PutStream::Announced>> PutStream::PrepareAnnounce
                              .block_surprisal_bits = std::move(surprisal_bits),
                              .restored_blocks = proto.restored_blocks(),
                              .restored_quality = FromProto(proto.restored_quality()),
+                             .quality = FromProto(proto.quality()),
+                             .beside_exact = proto.beside_exact(),
                              .durable = proto.durable(),
                              .ttl = std::chrono::seconds(proto.ttl_seconds()),
                              .priority = proto.priority()};
@@ -339,20 +342,13 @@ bool PutStream::TakeChunk(const v1::Chunk& chunk, Deferred* deferred) {
   return true;
 }
 
-absl::StatusOr<std::uint64_t> PutStream::TotalBytes(const OpenPut& put, const v1::Chunk& chunk) {
-  if (put.encoding != v1::ENCODING_FRAME) return put.session->raw_block_bytes();
-  // A frame says its size in its header, which is copied out before it is believed.
+std::vector<std::byte> PutStream::FrameHead(const v1::Chunk& chunk) {
   std::vector<std::byte> head;
   const std::size_t head_bytes = std::min<std::size_t>(chunk.bytes(), kFrameHeaderBytesMax);
   for (const auto piece : message_->Pieces(payload_offset_, head_bytes)) {
     head.insert(head.end(), piece.begin(), piece.end());
   }
-  const absl::StatusOr<FrameView> frame = FrameView::Parse(head);
-  if (!frame.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "data: no frame header in the first chunk of the block (", frame.status().message(), ")"));
-  }
-  return frame->frame_bytes();
+  return head;
 }
 
 absl::StatusOr<bool> PutStream::OpenBlockFor(OpenPut& put, const v1::Chunk& chunk) {
@@ -360,7 +356,19 @@ absl::StatusOr<bool> PutStream::OpenBlockFor(OpenPut& put, const v1::Chunk& chun
     return absl::InvalidArgumentError(absl::StrCat(
         "chunks.offset: ", chunk.offset(), " in the first chunk of a block; it begins at 0"));
   }
-  KV_ASSIGN_OR_RETURN(const std::uint64_t total_bytes, TotalBytes(put, chunk));
+  std::vector<std::byte> head;
+  std::optional<FrameView> frame;
+  if (put.encoding == v1::ENCODING_FRAME) {
+    head = FrameHead(chunk);
+    const absl::StatusOr<FrameView> parsed = FrameView::Parse(head);
+    if (!parsed.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("data: no frame header in the first chunk of the block (",
+                       parsed.status().message(), ")"));
+    }
+    frame = *parsed;
+  }
+  const std::uint64_t total_bytes = frame ? frame->frame_bytes() : put.session->raw_block_bytes();
 
   ByteBudget& budget = host_.block_budget();
   ByteReservation reservation;
@@ -393,10 +401,9 @@ absl::StatusOr<bool> PutStream::OpenBlockFor(OpenPut& put, const v1::Chunk& chun
     reservation = ByteReservation(&budget, total_bytes);
   }
 
-  const auto encoding = put.encoding == v1::ENCODING_FRAME ? PutSession::Encoding::kFrame
-                                                           : PutSession::Encoding::kRaw;
-  KV_ASSIGN_OR_RETURN(auto writer,
-                      put.session->StartBlock(chunk.block_index(), encoding, total_bytes));
+  KV_ASSIGN_OR_RETURN(auto writer, frame
+                                       ? put.session->StartFrame(chunk.block_index(), *frame)
+                                       : put.session->StartBlock(chunk.block_index(), total_bytes));
   put.open.emplace(chunk.block_index(), OpenBlock{std::move(writer), std::move(reservation)});
   ++open_blocks_;
   *put.state(chunk.block_index()) = BlockState::kOpen;

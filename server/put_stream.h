@@ -166,8 +166,9 @@ class PutStream : public std::enable_shared_from_this<PutStream> {
   // Ok and true: the block is open. Ok and false: wait.
   absl::StatusOr<bool> OpenBlockFor(OpenPut& put, const v1::Chunk& chunk)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<std::uint64_t> TotalBytes(const OpenPut& put, const v1::Chunk& chunk)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The bytes of the message's next chunk that may hold a frame's header, copied out before they
+  // are believed.
+  std::vector<std::byte> FrameHead(const v1::Chunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishBlock(std::uint64_t put_id, OpenPut& put, std::uint32_t block_index,
                    Deferred* deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteFinished(Deferred* deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -94,6 +94,21 @@ absl::Status CheckPrefix(const v1::Prefix& prefix, const RequestLimits& limits) 
   return Within("prefix.", CheckPrefixBody(prefix, limits));
 }
 
+absl::Status CheckChunkBytes(const google::protobuf::RepeatedPtrField<v1::Chunk>& chunks,
+                             std::size_t payload_bytes) {
+  std::size_t total_bytes = 0;
+  for (int i = 0; i < chunks.size(); ++i) {
+    const v1::Chunk& chunk = chunks[i];
+    if (chunk.bytes() == 0 || chunk.bytes() > kChunkBytesMax) {
+      return Invalid("chunks[", i, "].bytes: ", chunk.bytes(), "; 1 to ", kChunkBytesMax,
+                     " are allowed");
+    }
+    total_bytes += chunk.bytes();
+  }
+  if (total_bytes == payload_bytes) return absl::OkStatus();
+  return Invalid("data: ", payload_bytes, " bytes; the chunks of the message say ", total_bytes);
+}
+
 absl::Status CheckPriority(std::uint32_t priority) {
   if (priority <= kPriorityMax) return absl::OkStatus();
   return Invalid("priority: ", priority, " is over the limit of ", kPriorityMax);
@@ -126,6 +141,31 @@ absl::Status CheckProbabilities(const v1::TokenProbabilities& probabilities,
 absl::Status CheckRegisterModel(const v1::RegisterModelRequest& request) {
   if (!request.has_spec()) return Invalid("spec: missing");
   return CheckOptionalId("expected_model_id", request.expected_model_id());
+}
+
+absl::Status CheckPutProfile(const v1::PutProfileRequest& request, std::size_t payload_bytes,
+                             bool is_first, std::uint64_t received_bytes) {
+  if (is_first && request.total_bytes() == 0) {
+    return Invalid("total_bytes: missing; the first message says the size of the profile");
+  }
+  KV_RETURN_IF_ERROR(CheckOptionalId("expected_profile_id", request.expected_profile_id()));
+  if (!is_first && (request.total_bytes() != 0 || !request.expected_profile_id().empty())) {
+    return Invalid(request.total_bytes() != 0 ? "total_bytes" : "expected_profile_id",
+                   ": belongs into the first message only");
+  }
+  KV_RETURN_IF_ERROR(CheckChunkBytes(request.chunks(), payload_bytes));
+  for (int i = 0; i < request.chunks_size(); ++i) {
+    if (request.chunks(i).offset() != received_bytes) {
+      return Invalid("chunks[", i, "].offset: ", request.chunks(i).offset(),
+                     " does not follow the ", received_bytes, " bytes that came before it");
+    }
+    received_bytes += request.chunks(i).bytes();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckProfileId(std::string_view profile_id) {
+  return CheckId("profile_id", profile_id);
 }
 
 absl::Status CheckLookup(const v1::LookupRequest& request, const RequestLimits& limits) {
@@ -213,22 +253,17 @@ absl::Status CheckAnnounce(const v1::PutAnnounce& announce, const RequestLimits&
   KV_RETURN_IF_ERROR(CheckProbabilities(announce.probabilities(),
                                         announce.prefix().tokens().size() / sizeof(TokenId)));
   KV_RETURN_IF_ERROR(CheckQuality("restored_quality", announce.restored_quality()));
+  KV_RETURN_IF_ERROR(CheckQuality("quality", announce.quality()));
+  if (announce.beside_exact() &&
+      (announce.quality() == v1::QUALITY_UNSPECIFIED || announce.quality() == v1::QUALITY_EXACT)) {
+    return Invalid("beside_exact: is for coded frames; announce a quality less than EXACT");
+  }
   KV_RETURN_IF_ERROR(CheckEncoding(announce.encoding()));
   return CheckPriority(announce.priority());
 }
 
 absl::Status CheckChunks(const v1::PutRequest& request, std::size_t payload_bytes) {
-  std::size_t total_bytes = 0;
-  for (int i = 0; i < request.chunks_size(); ++i) {
-    const v1::Chunk& chunk = request.chunks(i);
-    if (chunk.bytes() == 0 || chunk.bytes() > kChunkBytesMax) {
-      return Invalid("chunks[", i, "].bytes: ", chunk.bytes(), "; 1 to ", kChunkBytesMax,
-                     " are allowed");
-    }
-    total_bytes += chunk.bytes();
-  }
-  if (total_bytes == payload_bytes) return absl::OkStatus();
-  return Invalid("data: ", payload_bytes, " bytes; the chunks of the message say ", total_bytes);
+  return CheckChunkBytes(request.chunks(), payload_bytes);
 }
 
 absl::Status CheckSelection(const v1::Selection& selection, SelectionScope scope,
@@ -270,6 +305,7 @@ absl::Status CheckUnpin(const v1::UnpinRequest& request) {
 absl::Status CheckSetRetention(const v1::SetRetentionRequest& request,
                                const RequestLimits& limits) {
   KV_RETURN_IF_ERROR(CheckSelection(request.selection(), SelectionScope::kPathOrWide, limits));
+  KV_RETURN_IF_ERROR(CheckQuality("quality", request.quality()));
   return CheckPriority(request.priority());
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "kvtrie/v1/admin.pb.h"
@@ -27,6 +28,10 @@ inline constexpr std::uint32_t kChunkBytesMax = 1u << 20;
 // Each call checks all that can be said of a request without looking at the store, before anything
 // else is done for it. InvalidArgument names the field, what is wrong with it and what is right.
 absl::Status CheckRegisterModel(const v1::RegisterModelRequest& request);
+// `received_bytes`: of the messages before. `is_first`: there were none.
+absl::Status CheckPutProfile(const v1::PutProfileRequest& request, std::size_t payload_bytes,
+                             bool is_first, std::uint64_t received_bytes);
+absl::Status CheckProfileId(std::string_view profile_id);
 absl::Status CheckLookup(const v1::LookupRequest& request, const RequestLimits& limits);
 absl::Status CheckLookupQuery(const v1::LookupQuery& query);
 absl::Status CheckFetch(const v1::FetchRequest& request, const RequestLimits& limits);

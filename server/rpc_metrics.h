@@ -16,6 +16,10 @@ namespace kvtrie {
 // Every call that is counted. Order is that of kRpcNames.
 enum class RpcMethod : std::uint8_t {
   kRegisterModel,
+  kPutProfile,
+  kGetProfile,
+  kListProfiles,
+  kDeleteProfile,
   kLookup,
   kFetch,
   kPut,
@@ -30,7 +34,7 @@ enum class RpcMethod : std::uint8_t {
   kLanePut,
   kAdmin,
 };
-inline constexpr std::size_t kRpcMethodCount = 14;
+inline constexpr std::size_t kRpcMethodCount = 18;
 
 // Calls by method and code, their latency, and how many are running. Thread-safe without locks:
 // counters of one method share no cache line with those of another.

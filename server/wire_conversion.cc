@@ -87,6 +87,7 @@ Quality FromProto(v1::Quality quality) {
 }
 v1::Quality ToProto(Quality quality) { return static_cast<v1::Quality>(quality); }
 v1::Rung ToProto(Rung rung) { return static_cast<v1::Rung>(rung); }
+v1::Codec ToProto(CodecId codec) { return static_cast<v1::Codec>(codec); }
 
 RequestPath::RequestPath(std::string_view model_id, std::string_view tokens, std::string_view salt,
                          const google::protobuf::RepeatedPtrField<v1::BlockExtraKey>& extra_keys) {
@@ -163,6 +164,8 @@ void ToProto(const NodeInfo& node, v1::NodeEntry* proto) {
     rung->set_rung(ToProto(node.frames[i].rung));
     rung->set_stored_bytes(node.frames[i].at.record_bytes);
     rung->set_in_memory(i < node.in_memory.size() && node.in_memory[i]);
+    rung->set_quality(ToProto(node.frames[i].quality));
+    rung->set_codec(ToProto(node.frames[i].codec));
   }
   proto->set_quality(ToProto(node.quality));
   proto->set_use_count(node.use_count);
@@ -182,6 +185,24 @@ void ToProto(const ModelInfo& model, v1::ModelEntry* proto) {
   proto->set_raw_block_bytes(model.raw_block_bytes);
   proto->set_node_count(model.node_count);
   proto->set_stored_bytes(model.stored_bytes);
+  if (!model.profile.empty()) proto->set_profile_id(std::string(model.profile.view()));
+}
+
+void ToProto(const StoredProfile& profile, v1::ProfileEntry* proto) {
+  const ProfileHeader& header = profile.info.header;
+  proto->set_profile_id(std::string(profile.info.id.view()));
+  proto->set_codec_key(std::string(header.codec_key.view()));
+  for (const ModelId& model : profile.models) proto->add_model_ids(std::string(model.view()));
+  proto->set_profile_bytes(header.profile_bytes());
+  for (const ProfileLevel& level : header.levels) {
+    v1::ProfileLevel* level_proto = proto->add_levels();
+    level_proto->set_quality(ToProto(level.quality));
+    level_proto->set_bits_per_component(level.bits_per_component);
+    level_proto->set_mean_kl(level.mean_kl);
+    level_proto->set_kl_p99(level.kl_p99);
+  }
+  proto->set_frames(profile.frames);
+  proto->set_created_unix_seconds(profile.info.created_unix_seconds);
 }
 
 void ToProto(const PinInfo& pin, v1::PinEntry* proto) {

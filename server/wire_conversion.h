@@ -28,6 +28,7 @@ void ToProto(const ModelSpec& spec, v1::ModelSpec* proto);
 Quality FromProto(v1::Quality quality);  // UNSPECIFIED: exact
 v1::Quality ToProto(Quality quality);
 v1::Rung ToProto(Rung rung);
+v1::Codec ToProto(CodecId codec);
 
 template <typename Id>
 Id IdFromProto(std::string_view bytes) {
@@ -65,6 +66,7 @@ Selection FromProto(const v1::Selection& proto, std::unique_ptr<RequestPath>* pa
 void ToProto(const LookupResult& result, v1::LookupResult* proto);
 void ToProto(const NodeInfo& node, v1::NodeEntry* proto);
 void ToProto(const ModelInfo& model, v1::ModelEntry* proto);
+void ToProto(const StoredProfile& profile, v1::ProfileEntry* proto);
 void ToProto(const PinInfo& pin, v1::PinEntry* proto);
 void ToProto(const RecoveryReport& report, v1::RecoveryReport* proto);
 

@@ -105,8 +105,27 @@ std::string_view QualityName(v1::Quality quality) {
       return "near-exact";
     case v1::QUALITY_EXACT:
       return "exact";
+    case v1::QUALITY_SMALL:
+      return "small";
+    case v1::QUALITY_UNRATED:
+      return "unrated";
     default:
       return "-";
+  }
+}
+
+std::string_view CodecName(v1::Codec codec) {
+  switch (codec) {
+    case v1::CODEC_RAW:
+      return "raw";
+    case v1::CODEC_LOSSLESS:
+      return "lossless";
+    case v1::CODEC_RESIDUAL:
+      return "residual";
+    case v1::CODEC_ROTATED:
+      return "rotated";
+    default:
+      return "unknown";
   }
 }
 

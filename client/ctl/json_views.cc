@@ -25,6 +25,14 @@ nlohmann::ordered_json StatusToJson(const v1::GetStatusResponse& status) {
   json["lease_count"] = status.lease_count();
   json["pinned_bytes"] = status.pinned_bytes();
   json["open_put_bytes"] = status.open_put_bytes();
+  json["codecs"] = nlohmann::json::array();
+  for (const v1::CodecUsage& usage : status.codecs()) {
+    json["codecs"].push_back(nlohmann::ordered_json{{"codec", CodecName(usage.codec())},
+                                                    {"frames", usage.frames()},
+                                                    {"stored_bytes", usage.stored_bytes()}});
+  }
+  json["profile_count"] = status.profile_count();
+  json["profile_bytes"] = status.profile_bytes();
   const v1::RecoveryReport& recovery = status.recovery();
   json["recovery"] = {
       {"seconds", recovery.seconds()},
@@ -60,7 +68,28 @@ nlohmann::ordered_json ModelToJson(const v1::ModelEntry& model) {
           {"layout_tag", spec.layout_tag()},
           {"raw_block_bytes", model.raw_block_bytes()},
           {"node_count", model.node_count()},
-          {"stored_bytes", model.stored_bytes()}};
+          {"stored_bytes", model.stored_bytes()},
+          {"profile_id", IdToHex(model.profile_id())}};
+}
+
+nlohmann::ordered_json ProfileToJson(const v1::ProfileEntry& profile) {
+  nlohmann::ordered_json json;
+  json["profile_id"] = IdToHex(profile.profile_id());
+  json["codec_key"] = IdToHex(profile.codec_key());
+  json["model_ids"] = nlohmann::json::array();
+  for (const std::string& model : profile.model_ids()) json["model_ids"].push_back(IdToHex(model));
+  json["profile_bytes"] = profile.profile_bytes();
+  json["levels"] = nlohmann::json::array();
+  for (const v1::ProfileLevel& level : profile.levels()) {
+    json["levels"].push_back(
+        nlohmann::ordered_json{{"quality", QualityName(level.quality())},
+                               {"bits_per_component", level.bits_per_component()},
+                               {"mean_kl", level.mean_kl()},
+                               {"kl_p99", level.kl_p99()}});
+  }
+  json["frames"] = profile.frames();
+  json["created_unix_seconds"] = profile.created_unix_seconds();
+  return json;
 }
 
 nlohmann::ordered_json NodeToJson(const v1::NodeEntry& node) {
@@ -72,6 +101,8 @@ nlohmann::ordered_json NodeToJson(const v1::NodeEntry& node) {
   json["rungs"] = nlohmann::json::array();
   for (const v1::RungEntry& rung : node.rungs()) {
     json["rungs"].push_back(nlohmann::ordered_json{{"rung", RungName(rung.rung())},
+                                                   {"quality", QualityName(rung.quality())},
+                                                   {"codec", CodecName(rung.codec())},
                                                    {"stored_bytes", rung.stored_bytes()},
                                                    {"in_memory", rung.in_memory()}});
   }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kvtrie/v1/admin.pb.h"
+#include "kvtrie/v1/cache.pb.h"
 
 namespace kvtrie {
 
@@ -12,6 +13,7 @@ namespace kvtrie {
 nlohmann::ordered_json StatusToJson(const v1::GetStatusResponse& status);
 nlohmann::ordered_json ModelToJson(const v1::ModelEntry& model);
 nlohmann::ordered_json NodeToJson(const v1::NodeEntry& node);
+nlohmann::ordered_json ProfileToJson(const v1::ProfileEntry& profile);
 nlohmann::ordered_json PinToJson(const v1::PinEntry& pin);
 
 // Text of a JSON value; bytes that are not UTF-8 are replaced.

@@ -25,6 +25,14 @@ std::string Rungs(const v1::NodeEntry& node) {
   for (const v1::RungEntry& rung : node.rungs()) {
     if (!text.empty()) text += ",";
     text += RungName(rung.rung());
+    // What is said by the rung already is left out.
+    if (rung.quality() != v1::QUALITY_EXACT || rung.codec() != v1::CODEC_RAW) {
+      text += '(';
+      text += QualityName(rung.quality());
+      text += ' ';
+      text += CodecName(rung.codec());
+      text += ')';
+    }
     if (rung.in_memory()) text += "*";
   }
   return text;

@@ -24,7 +24,9 @@ void Print(const v1::DescribeNodeResponse& described, std::ostream& out) {
   row("children", FormatCount(node.child_count()));
   for (const v1::RungEntry& rung : node.rungs()) {
     row("rung " + std::string(RungName(rung.rung())),
-        FormatBytes(rung.stored_bytes()) + (rung.in_memory() ? ", in memory" : ", on disk"));
+        std::string(QualityName(rung.quality())) + ", " + std::string(CodecName(rung.codec())) +
+            ", " + FormatBytes(rung.stored_bytes()) +
+            (rung.in_memory() ? ", in memory" : ", on disk"));
   }
   row("quality", std::string(QualityName(node.quality())));
   row("uses", FormatCount(node.use_count()));

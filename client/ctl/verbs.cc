@@ -8,6 +8,8 @@
 #include "client/ctl/verb_models.h"
 #include "client/ctl/verb_pin.h"
 #include "client/ctl/verb_pins.h"
+#include "client/ctl/verb_profile.h"
+#include "client/ctl/verb_profiles.h"
 #include "client/ctl/verb_rm.h"
 #include "client/ctl/verb_show.h"
 #include "client/ctl/verb_status.h"
@@ -20,9 +22,9 @@ namespace kvtrie {
 
 std::span<const Verb* const> AllVerbs() {
   static const Verb* const verbs[] = {
-      &kStatusVerb, &kTopVerb,        &kModelsVerb,  &kLsVerb,     &kShowVerb,   &kPinsVerb,
-      &kPinVerb,    &kUnpinVerb,      &kRmVerb,      &kVerifyVerb, &kConfigVerb, &kDrainVerb,
-      &kBenchVerb,  &kCompletionVerb, &kVersionVerb, &kHelpVerb,
+      &kStatusVerb, &kTopVerb,   &kModelsVerb,   &kLsVerb,         &kShowVerb,    &kPinsVerb,
+      &kPinVerb,    &kUnpinVerb, &kProfilesVerb, &kProfileVerb,    &kRmVerb,      &kVerifyVerb,
+      &kConfigVerb, &kDrainVerb, &kBenchVerb,    &kCompletionVerb, &kVersionVerb, &kHelpVerb,
   };
   return verbs;
 }

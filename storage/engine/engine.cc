@@ -28,9 +28,44 @@ std::uint64_t NewEpoch() {
   return std::uint64_t{device()} << 32 | device();
 }
 
+// A node with two frames has one on each rung.
+std::uint8_t RungBitsOf(const IndexNode& node) {
+  const std::uint8_t both = RungBit(Rung::kCoded) | RungBit(Rung::kExact);
+  return static_cast<std::uint8_t>(RungBit(Rung::kTokens) |
+                                   (node.has_other() ? both : RungBit(RungOf(node.codec()))));
+}
+
+// The exact frame goes where a coded one reaches the level; nullopt: nothing goes.
+std::optional<RungRow> DropAbove(Quality level, NodeRow* row) {
+  const RungRow* coded = row->FindRung(Rung::kCoded);
+  const RungRow* exact = row->FindRung(Rung::kExact);
+  if (coded == nullptr || exact == nullptr) return std::nullopt;
+  if (!IsAtLeast(ServedQuality(*row, *coded), level) ||
+      IsAtLeast(level, ServedQuality(*row, *exact))) {
+    return std::nullopt;
+  }
+  const RungRow dropped = *exact;
+  row->rungs = {*coded};
+  return dropped;
+}
+
 absl::Status NoSuchNode() { return absl::NotFoundError("selection: nothing of it is stored"); }
 
 }  // namespace
+
+RegisteredModel::RegisteredModel(const ModelSpec& from)
+    : spec(from),
+      geometry(from),
+      codec_key(from.CodecKey()),
+      raw_frame_bytes(FrameHeaderBytes(RawSectionBytes(geometry).size()) +
+                      geometry.raw_block_bytes()) {}
+
+Quality ServedQuality(const NodeRow& row, const RungRow& rung) {
+  // What calls itself exact on a lossy prefix has no level that we know.
+  return row.provenance == Provenance::kOnLossy && rung.quality == Quality::kExact
+             ? Quality::kUnrated
+             : rung.quality;
+}
 
 NodeFrames FramesOf(const NodeRow& row) {
   const RungRow* frame = nullptr;
@@ -44,26 +79,22 @@ NodeFrames FramesOf(const NodeRow& row) {
     }
   }
   NodeFrames frames;
-  // What version 1 of a row calls exact on a lossy prefix has no level that we know.
-  const auto quality_of = [&row](const RungRow& rung) {
-    return row.provenance == Provenance::kOnLossy && rung.quality == Quality::kExact
-               ? Quality::kUnrated
-               : rung.quality;
-  };
   if (frame != nullptr) {
     frames.frame = {frame->segment, frame->offset_pages, frame->record_bytes};
-    frames.quality = quality_of(*frame);
+    frames.quality = ServedQuality(row, *frame);
     frames.codec = frame->codec;
   }
-  if (other != nullptr) frames.other_quality = quality_of(*other);
+  if (other != nullptr) frames.other_quality = ServedQuality(row, *other);
   return frames;
 }
 
-Engine::Core::Core(const EngineOptions& options, Clock& clock)
+Engine::Core::Core(const EngineOptions& options, Clock& clock,
+                   std::shared_ptr<const BlockDecoder> decoder)
     : options_(options),
       clock_(clock),
       events_(NewEpoch(), options.event_log_max),
       put_budget_(options.put_memory_bytes),
+      decoder_(std::move(decoder)),
       tier_(options.memory_tier_bytes),
       index_(options.token_cache_bytes) {}
 
@@ -85,6 +116,15 @@ Engine::Core::~Core() {
   SyncAndFree().IgnoreError();
 }
 
+std::uint64_t Engine::Core::RawFrameBytes(ModelSlot slot) const {
+  const auto model = models_.find(slot);
+  return model == models_.end() ? 0 : model->second->raw_frame_bytes;
+}
+
+std::uint64_t Engine::Core::StoredBytes(const IndexNode& node) const {
+  return node.frame.record_bytes + (node.has_other() ? RawFrameBytes(node.model) : 0);
+}
+
 // --- models ---
 
 absl::StatusOr<ModelSlot> Engine::Core::FindRegistered(TenantId tenant,
@@ -97,8 +137,13 @@ absl::StatusOr<ModelSlot> Engine::Core::FindRegistered(TenantId tenant,
 ModelInfo Engine::Core::DescribeModel(ModelSlot slot) const {
   const RegisteredModel& model = *models_.find(slot)->second;
   const ModelRoot& root = index_.model(slot);
-  return {root.model, model.spec, model.geometry.raw_block_bytes(), root.node_count,
-          root.record_bytes};
+  return {.id = root.model,
+          .spec = model.spec,
+          .raw_block_bytes = model.geometry.raw_block_bytes(),
+          .node_count = root.node_count,
+          .stored_bytes = census_.OfModel(slot).bytes,
+          .profile =
+              model.spec.layout_tag.empty() ? profiles_->NewestFor(model.codec_key) : ProfileId{}};
 }
 
 absl::StatusOr<ModelInfo> Engine::Core::RegisterModel(TenantId tenant, const ModelSpec& spec) {
@@ -115,7 +160,7 @@ absl::StatusOr<ModelInfo> Engine::Core::RegisterModel(TenantId tenant, const Mod
   absl::MutexLock lock(&index_mutex_);
   const auto slot = index_.AddModel(tenant, id, spec.block_tokens);
   if (!slot) return absl::ResourceExhaustedError("spec: this server has no room for more models");
-  models_[*slot] = std::make_shared<const RegisteredModel>(RegisteredModel{spec, KvGeometry(spec)});
+  models_[*slot] = std::make_shared<const RegisteredModel>(spec);
   return DescribeModel(*slot);
 }
 
@@ -235,7 +280,8 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
     for (const Walked& walked : walks) {
       for (std::size_t block = 0; block < matched; ++block) {
         const auto& [ref, id] = walked.nodes[block];
-        if (!index_.alive(ref) || index_.node(ref).id != id || !index_.node(ref).has_frame()) {
+        if (!index_.alive(ref) || index_.node(ref).id != id ||
+            !index_.node(ref).any_serves(query.min_quality)) {
           matched = block;
         }
       }
@@ -248,14 +294,14 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
         const NodeRef ref = walks[i].nodes[block].first;
         const IndexNode& node = index_.node(ref);
         index_.Touch(ref, now);
-        result.fetch_bytes += node.frame.record_bytes;
-        result.quality = LowerOf(result.quality, node.quality());
-        if (query.want_blocks) {
-          result.blocks[i].push_back(
-              {node.id,
-               static_cast<std::uint8_t>(RungBit(Rung::kTokens) | RungBit(RungOf(node.codec()))),
-               node.frame.record_bytes});
-        }
+        // Where only the larger of two frames will do, its exact size is in a row.
+        const bool from_index = node.serves(query.min_quality);
+        const std::uint64_t bytes =
+            from_index ? node.frame.record_bytes : RawFrameBytes(node.model);
+        result.fetch_bytes += bytes;
+        result.quality =
+            LowerOf(result.quality, from_index ? node.quality() : node.other_quality());
+        if (query.want_blocks) result.blocks[i].push_back({node.id, RungBitsOf(node), bytes});
       }
     }
   };
@@ -287,119 +333,6 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
 void Engine::Core::ReleaseLease(TenantId tenant, const LeaseId& lease) {
   absl::MutexLock lock(&index_mutex_);
   holds_.DropLease(tenant, lease);
-}
-
-// --- reads ---
-
-absl::StatusOr<std::vector<std::optional<StoredFrame>>> Engine::Core::FindFrames(
-    TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes, Quality min_quality) {
-  std::vector<std::optional<StoredFrame>> frames(nodes.size());
-  std::size_t missed = 0;
-  absl::ReaderMutexLock lock(&index_mutex_);
-  KV_ASSIGN_OR_RETURN(const ModelSlot slot, FindRegistered(tenant, model));
-  const std::uint32_t now = NowSeconds();
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const NodeRef ref = index_.FindById(nodes[i]);
-    if (ref == 0 || index_.node(ref).model != slot || index_.node(ref).expired(now) ||
-        !index_.node(ref).serves(min_quality)) {
-      ++missed;
-      continue;
-    }
-    const IndexNode& node = index_.node(ref);
-    frames[i] = StoredFrame{node.id, RungOf(node.codec()), node.quality(), LocationOf(node.frame)};
-  }
-  counters_.missed_reads.fetch_add(missed, std::memory_order_relaxed);
-  return frames;
-}
-
-absl::StatusOr<std::vector<std::optional<StoredFrame>>> Engine::Core::FindFramesOfPath(
-    TenantId tenant, const PathView& path, std::uint32_t first_block, std::uint32_t block_count,
-    Quality min_quality) {
-  ModelSlot slot;
-  std::uint32_t block_tokens;
-  {
-    absl::ReaderMutexLock lock(&index_mutex_);
-    KV_ASSIGN_OR_RETURN(slot, FindRegistered(tenant, path.model));
-    block_tokens = index_.model(slot).block_tokens;
-  }
-  const auto walked = Walk(slot, tenant, path, block_tokens, min_quality, /*may_block=*/true);
-  const std::uint32_t last_block = block_count == 0
-                                       ? walked->block_count
-                                       : std::min(walked->block_count, first_block + block_count);
-  if (first_block > last_block) {
-    return absl::InvalidArgumentError("first_block: lies behind the prefix's last full block");
-  }
-  std::vector<TrieNodeId> ids;
-  for (std::uint32_t block = first_block; block < last_block; ++block) {
-    ids.push_back(block < walked->nodes.size() ? walked->nodes[block].second : TrieNodeId{});
-  }
-  return FindFrames(tenant, path.model, ids, min_quality);
-}
-
-std::optional<LoadedFrame> Engine::Core::TryReadFrame(const StoredFrame& frame) {
-  SharedBytes bytes = tier_.Get(frame.at);
-  if (!bytes) return std::nullopt;
-  auto view = FrameView::Parse(bytes.view);
-  KV_CHECK(view.ok());  // it was checked on its way into the tier
-  counters_.memory_reads.fetch_add(1, std::memory_order_relaxed);
-  return LoadedFrame{std::move(bytes), *view};
-}
-
-absl::StatusOr<LoadedFrame> Engine::Core::LoadFrame(const StoredFrame& frame) {
-  KV_ASSIGN_OR_RETURN(StoredPayload stored, payload_->Read(frame.at));
-  const auto descriptor = NodeDescriptor::Decode(AsText(stored.descriptor));
-  if (!descriptor.ok() || descriptor->node != frame.node) {
-    return absl::DataLossError("the record belongs to another trie node");
-  }
-  const auto view = FrameView::Parse(stored.view);
-  if (!view.ok() || view->frame_bytes() != stored.view.size() ||
-      view->model() != descriptor->row.model) {
-    return absl::DataLossError("the record holds no frame of its model");
-  }
-  return LoadedFrame{std::move(stored), *view};
-}
-
-bool Engine::Core::IsCurrent(const StoredFrame& frame) {
-  absl::ReaderMutexLock lock(&index_mutex_);
-  const NodeRef ref = index_.FindById(frame.node);
-  return ref != 0 && LocationOf(index_.node(ref).frame) == frame.at;
-}
-
-absl::StatusOr<LoadedFrame> Engine::Core::ReadFromDisk(const StoredFrame& frame) {
-  auto loaded = LoadFrame(frame);
-  if (loaded.ok()) {
-    counters_.disk_reads.fetch_add(1, std::memory_order_relaxed);
-    counters_.disk_read_bytes.fetch_add(frame.at.record_bytes, std::memory_order_relaxed);
-    return loaded;
-  }
-  // It may have been unlinked and freed while it was read: a miss then, not a fault.
-  if (!IsCurrent(frame)) {
-    counters_.missed_reads.fetch_add(1, std::memory_order_relaxed);
-    return absl::NotFoundError("block: not stored any more");
-  }
-  if (absl::IsDataLoss(loaded.status())) {
-    counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
-    DropCorruptFrame(frame);
-  } else {
-    counters_.read_errors.fetch_add(1, std::memory_order_relaxed);
-  }
-  return loaded.status();
-}
-
-void Engine::Core::ReadFrame(const StoredFrame& frame,
-                             std::function<void(absl::StatusOr<LoadedFrame>)> on_read) {
-  if (auto loaded = TryReadFrame(frame)) {
-    on_read(*std::move(loaded));
-    return;
-  }
-  const auto shared =
-      std::make_shared<std::function<void(absl::StatusOr<LoadedFrame>)>>(std::move(on_read));
-  const bool posted = read_pool_->TryPost([this, frame, shared] {
-    auto loaded = ReadFromDisk(frame);
-    if (loaded.ok()) tier_.Insert(frame.at, loaded->bytes);
-    (*shared)(std::move(loaded));
-  });
-  if (!posted) (*shared)(absl::UnavailableError("too many reads are waiting for the disk"));
 }
 
 // --- small calls ---
@@ -473,7 +406,7 @@ absl::StatusOr<PinInfo> Engine::Core::Pin(TenantId tenant, const Selection& sele
     absl::ReaderMutexLock lock(&index_mutex_);
     for (const auto& [ref, id] : nodes) {
       if (!index_.alive(ref) || index_.node(ref).id != id) return NoSuchNode();
-      info.bytes += index_.node(ref).frame.record_bytes;
+      info.bytes += StoredBytes(index_.node(ref));
     }
     const std::uint64_t cap = options_.disk_limit_bytes / 100 * options_.pinned_percent_max;
     if (holds_.pinned_bytes() + info.bytes > cap) {
@@ -549,10 +482,11 @@ std::uint32_t Engine::Core::ExpiryOf(std::chrono::seconds ttl) const {
   return NowSeconds() + static_cast<std::uint32_t>(std::min<std::int64_t>(ttl.count(), left));
 }
 
-absl::StatusOr<std::uint64_t> Engine::Core::SetRetention(TenantId tenant,
-                                                         const Selection& selection,
-                                                         std::chrono::seconds ttl,
-                                                         std::uint32_t priority) {
+absl::StatusOr<RetentionChange> Engine::Core::SetRetention(TenantId tenant,
+                                                           const Selection& selection,
+                                                           std::chrono::seconds ttl,
+                                                           std::uint32_t priority,
+                                                           std::optional<Quality> level) {
   if (priority > 15) return absl::InvalidArgumentError("priority: must be between 0 and 15");
   if (ttl.count() < 0) return absl::InvalidArgumentError("ttl: must not be negative");
   std::vector<std::pair<NodeRef, TrieNodeId>> nodes;
@@ -575,32 +509,68 @@ absl::StatusOr<std::uint64_t> Engine::Core::SetRetention(TenantId tenant,
   }
   const std::uint32_t expires = ExpiryOf(ttl);
 
-  std::uint64_t changed = 0;
+  RetentionChange change;
   constexpr std::size_t kRowsPerBatch = 1024;
   for (std::size_t begin = 0; begin < nodes.size(); begin += kRowsPerBatch) {
-    const std::size_t end = std::min(nodes.size(), begin + kRowsPerBatch);
-    absl::MutexLock change(&change_mutex_);
-    MetaBatch batch(tenant);
-    for (std::size_t i = begin; i < end; ++i) {
-      const std::string row_key = NodeRowKey{tenant, nodes[i].second}.Encode();
-      KV_ASSIGN_OR_RETURN(const auto text, meta_->Get(MetaTable::kNodes, row_key));
-      if (!text.has_value()) continue;
-      KV_ASSIGN_OR_RETURN(NodeRow row, NodeRow::Decode(*text));
-      row.expires_unix_seconds = expires;
-      row.priority = static_cast<std::uint8_t>(priority);
-      batch.Put(MetaTable::kNodes, row_key, row.Encode());
+    const auto piece =
+        std::span(nodes).subspan(begin, std::min(kRowsPerBatch, nodes.size() - begin));
+    KV_RETURN_IF_ERROR(SetRetentionOf(tenant, piece, expires, priority, level, &change));
+  }
+  return change;
+}
+
+absl::Status Engine::Core::SetRetentionOf(TenantId tenant,
+                                          std::span<const std::pair<NodeRef, TrieNodeId>> nodes,
+                                          std::uint32_t expires, std::uint32_t priority,
+                                          std::optional<Quality> level, RetentionChange* change) {
+  struct Changed {
+    TrieNodeId id;
+    NodeRow row;
+    std::optional<RungRow> dropped;
+    bool is_above = false;  // of the level
+  };
+  absl::MutexLock change_lock(&change_mutex_);
+  std::vector<Changed> changes;
+  MetaBatch batch(tenant);
+  for (const auto& [_, id] : nodes) {
+    const std::string row_key = NodeRowKey{tenant, id}.Encode();
+    KV_ASSIGN_OR_RETURN(const auto text, meta_->Get(MetaTable::kNodes, row_key));
+    if (!text.has_value()) continue;
+    KV_ASSIGN_OR_RETURN(NodeRow row, NodeRow::Decode(*text));
+    row.expires_unix_seconds = expires;
+    row.priority = static_cast<std::uint8_t>(priority);
+    Changed changed{.id = id, .row = std::move(row), .dropped = {}};
+    if (level) {
+      changed.dropped = DropAbove(*level, &changed.row);
+      changed.is_above = std::any_of(changed.row.rungs.begin(), changed.row.rungs.end(),
+                                     [&](const RungRow& rung) {
+                                       return !IsAtLeast(*level, ServedQuality(changed.row, rung));
+                                     }) &&
+                         !changed.dropped;
     }
-    KV_RETURN_IF_ERROR(WriteMeta(batch));
+    batch.Put(MetaTable::kNodes, row_key, changed.row.Encode());
+    changes.push_back(std::move(changed));
+  }
+  KV_RETURN_IF_ERROR(WriteRemoval(batch));
+  std::vector<PayloadLocation> frees;
+  {
     absl::MutexLock lock(&index_mutex_);
-    for (std::size_t i = begin; i < end; ++i) {
-      const auto& [ref, id] = nodes[i];
-      if (!index_.alive(ref) || index_.node(ref).id != id) continue;
+    for (const Changed& changed : changes) {
+      const NodeRef ref = index_.FindById(changed.id);
+      KV_CHECK(ref != 0);  // its row is there, and changes stand still
       index_.SetRetention(ref, expires, priority);
-      if (expires != 0) expiries_.emplace(expires, id);
-      ++changed;
+      if (expires != 0) expiries_.emplace(expires, changed.id);
+      ++(changed.is_above ? change->unchanged_blocks : change->changed_blocks);
+      if (!changed.dropped) continue;
+      index_.SetFrames(ref, FramesOf(changed.row));
+      census_.Remove(index_.node(ref).model, *changed.dropped);
+      frees.push_back(LocationOf(*changed.dropped));
+      change->freed_bytes += frees.back().disk_bytes();
     }
   }
-  return changed;
+  change->dropped_frames += frees.size();
+  FreeLater(frees);
+  return absl::OkStatus();
 }
 
 // --- descriptions ---
@@ -613,11 +583,11 @@ NodeInfo Engine::Core::Describe(NodeRef ref) const {
   info.model = index_.model(node.model).model;
   info.depth = node.depth;
   if (node.has_frame()) {
-    const StoredFrame frame{node.id, RungOf(node.codec()), node.quality(), LocationOf(node.frame)};
-    info.frames.push_back(frame);
-    info.in_memory.push_back(tier_.Contains(frame.at));
-    info.quality = frame.quality;
+    info.frames.push_back(FrameInIndex(node));
+    info.in_memory.push_back(tier_.Contains(info.frames.back().at));
+    info.quality = info.frames.back().quality;
   }
+  info.holds_two_frames = node.has_other();
   info.use_count = node.use_count;
   info.last_used_unix_seconds = node.last_used_seconds;
   info.expires_unix_seconds = node.expires_seconds;
@@ -632,11 +602,40 @@ NodeInfo Engine::Core::Describe(NodeRef ref) const {
   return info;
 }
 
+void Engine::Core::DescribeOtherFrames(TenantId tenant, std::vector<NodeInfo>* infos) {
+  for (NodeInfo& info : *infos) {
+    if (!info.holds_two_frames) continue;
+    const auto row = ReadRow(tenant, info.id);
+    if (!row.ok()) continue;
+    for (const RungRow& rung : row->rungs) {
+      if (LocationOf(rung) == info.frames.front().at) continue;
+      StoredFrame frame = info.frames.front();
+      frame.rung = rung.rung;
+      frame.quality = ServedQuality(*row, rung);
+      frame.codec = rung.codec;
+      frame.at = LocationOf(rung);
+      info.frames.push_back(frame);
+      info.in_memory.push_back(tier_.Contains(frame.at));
+      if (IsAtLeast(frame.quality, info.quality)) info.quality = frame.quality;
+      break;
+    }
+  }
+}
+
 absl::StatusOr<std::vector<NodeInfo>> Engine::Core::ListChildren(TenantId tenant,
                                                                  const ModelId& model,
                                                                  const TrieNodeId& parent,
                                                                  const TrieNodeId& after,
                                                                  std::size_t count) {
+  std::vector<NodeInfo> infos;
+  KV_RETURN_IF_ERROR(CollectChildren(tenant, model, parent, after, count, &infos));
+  DescribeOtherFrames(tenant, &infos);
+  return infos;
+}
+
+absl::Status Engine::Core::CollectChildren(TenantId tenant, const ModelId& model,
+                                           const TrieNodeId& parent, const TrieNodeId& after,
+                                           std::size_t count, std::vector<NodeInfo>* infos) {
   absl::ReaderMutexLock lock(&index_mutex_);
   KV_ASSIGN_OR_RETURN(const ModelSlot slot, FindRegistered(tenant, model));
   NodeRef child = index_.model(slot).first_child;
@@ -655,11 +654,10 @@ absl::StatusOr<std::vector<NodeInfo>> Engine::Core::ListChildren(TenantId tenant
     }
     child = index_.node(ref).next_sibling;
   }
-  std::vector<NodeInfo> infos;
-  for (; child != 0 && infos.size() < count; child = index_.node(child).next_sibling) {
-    infos.push_back(Describe(child));
+  for (; child != 0 && infos->size() < count; child = index_.node(child).next_sibling) {
+    infos->push_back(Describe(child));
   }
-  return infos;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<NodeInfo>> Engine::Core::DescribePath(TenantId tenant,
@@ -670,11 +668,14 @@ absl::StatusOr<std::vector<NodeInfo>> Engine::Core::DescribePath(TenantId tenant
   KV_ASSIGN_OR_RETURN(const auto nodes, SelectPath(tenant, selection));
   if (nodes.empty()) return NoSuchNode();
   std::vector<NodeInfo> infos;
-  absl::ReaderMutexLock lock(&index_mutex_);
-  for (const auto& [ref, id] : nodes) {
-    if (!index_.alive(ref) || index_.node(ref).id != id) break;
-    infos.push_back(Describe(ref));
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (const auto& [ref, id] : nodes) {
+      if (!index_.alive(ref) || index_.node(ref).id != id) break;
+      infos.push_back(Describe(ref));
+    }
   }
+  DescribeOtherFrames(tenant, &infos);
   return infos;
 }
 
@@ -690,6 +691,9 @@ EngineStats Engine::Core::Stats() {
   stats.missed_reads_total = c.missed_reads;
   stats.corrupt_frames_total = c.corrupt_frames;
   stats.read_errors_total = c.read_errors;
+  stats.decoded_blocks_total = c.decoded_blocks;
+  stats.undecoded_blocks_total = c.undecoded_blocks;
+  stats.decode_errors_total = c.decode_errors;
   stats.put_blocks_total = c.put_blocks;
   stats.stored_blocks_total = c.stored_blocks;
   stats.duplicate_blocks_total = c.duplicate_blocks;
@@ -697,6 +701,7 @@ EngineStats Engine::Core::Stats() {
   stats.stored_bytes_total = c.stored_bytes;
   stats.raw_bytes_total = c.raw_bytes;
   stats.evicted_blocks_total = c.evicted_blocks;
+  stats.evicted_frames_total = c.evicted_frames;
   stats.evicted_bytes_total = c.evicted_bytes;
   stats.expired_blocks_total = c.expired_blocks;
   stats.deleted_blocks_total = c.deleted_blocks;
@@ -710,11 +715,15 @@ EngineStats Engine::Core::Stats() {
     stats.node_count = index_.node_count();
     for (std::size_t i = 0; i < index_.model_count(); ++i) {
       const ModelRoot& root = index_.model(static_cast<ModelSlot>(i));
-      stats.live_bytes += root.record_bytes;
       const auto model = models_.find(static_cast<ModelSlot>(i));
       if (model != models_.end()) {
         stats.raw_live_bytes += root.frame_count * model->second->geometry.raw_block_bytes();
       }
+    }
+    stats.live_bytes = census_.Total().bytes;
+    for (const CodecId codec : kAllCodecs) {
+      const FrameCensus::Usage usage = census_.OfCodec(codec);
+      stats.codecs.push_back({codec, usage.frames, usage.bytes});
     }
     stats.index_bytes = index_.memory_bytes();
     stats.token_cache_bytes = index_.token_cache_bytes();
@@ -722,6 +731,9 @@ EngineStats Engine::Core::Stats() {
     stats.pin_count = holds_.pins().size();
     stats.pinned_bytes = holds_.pinned_bytes();
   }
+  stats.profile_count = profiles_->count();
+  stats.profile_bytes = profiles_->disk_bytes();
+  stats.damaged_profiles_total = profiles_->damaged_total();
   stats.disk_bytes = DiskBytes();
   stats.disk_limit_bytes = options_.disk_limit_bytes;
   stats.segment_count = payload_->Usage().segment_count;
@@ -740,11 +752,11 @@ EngineStats Engine::Core::Stats() {
 
 // --- the facade ---
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::OpenEmbedded(const EngineOptions& options,
-                                                             Clock& clock,
-                                                             const OpenProgress& progress) {
+absl::StatusOr<std::unique_ptr<Engine>> Engine::OpenEmbedded(
+    const EngineOptions& options, Clock& clock, const OpenProgress& progress,
+    std::shared_ptr<const BlockDecoder> decoder) {
   KV_RETURN_IF_ERROR(options.Validate());
-  auto core = std::make_unique<Core>(options, clock);
+  auto core = std::make_unique<Core>(options, clock, std::move(decoder));
   KV_RETURN_IF_ERROR(core->Open(progress));
   return absl::WrapUnique(new Engine(std::move(core)));
 }
@@ -771,21 +783,28 @@ absl::StatusOr<LookupResult> Engine::Lookup(TenantId tenant, const LookupQuery& 
 void Engine::ReleaseLease(TenantId tenant, const LeaseId& lease) {
   core_->ReleaseLease(tenant, lease);
 }
-absl::StatusOr<std::vector<std::optional<StoredFrame>>> Engine::FindFrames(
-    TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes, Quality min_quality) {
-  return core_->FindFrames(tenant, model, nodes, min_quality);
+std::optional<absl::StatusOr<Engine::FoundFrames>> Engine::TryFindFrames(
+    TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes, Quality min_quality,
+    ReadAs as) {
+  return core_->FindFrames(tenant, model, nodes, min_quality, as, /*may_block=*/false);
 }
-absl::StatusOr<std::vector<std::optional<StoredFrame>>> Engine::FindFramesOfPath(
-    TenantId tenant, const PathView& path, std::uint32_t first_block, std::uint32_t block_count,
-    Quality min_quality) {
-  return core_->FindFramesOfPath(tenant, path, first_block, block_count, min_quality);
+absl::StatusOr<Engine::FoundFrames> Engine::FindFrames(TenantId tenant, const ModelId& model,
+                                                       std::span<const TrieNodeId> nodes,
+                                                       Quality min_quality, ReadAs as) {
+  return *core_->FindFrames(tenant, model, nodes, min_quality, as, /*may_block=*/true);
 }
-std::optional<LoadedFrame> Engine::TryReadFrame(const StoredFrame& frame) {
-  return core_->TryReadFrame(frame);
+absl::StatusOr<Engine::FoundFrames> Engine::FindFramesOfPath(TenantId tenant, const PathView& path,
+                                                             std::uint32_t first_block,
+                                                             std::uint32_t block_count,
+                                                             Quality min_quality, ReadAs as) {
+  return core_->FindFramesOfPath(tenant, path, first_block, block_count, min_quality, as);
 }
-void Engine::ReadFrame(const StoredFrame& frame,
+std::optional<LoadedFrame> Engine::TryReadFrame(const StoredFrame& frame, ReadAs as) {
+  return core_->TryReadFrame(frame, as);
+}
+void Engine::ReadFrame(const StoredFrame& frame, ReadAs as,
                        std::function<void(absl::StatusOr<LoadedFrame>)> on_read) {
-  core_->ReadFrame(frame, std::move(on_read));
+  core_->ReadFrame(frame, as, std::move(on_read));
 }
 absl::StatusOr<std::unique_ptr<PutSession>> Engine::BeginPut(TenantId tenant,
                                                              const PutAnnouncement& put) {
@@ -810,11 +829,23 @@ std::vector<PinInfo> Engine::ListPins(TenantId tenant) const { return core_->Lis
 absl::StatusOr<DeletedCount> Engine::Delete(TenantId tenant, const Selection& selection) {
   return core_->Delete(tenant, selection);
 }
-absl::StatusOr<std::uint64_t> Engine::SetRetention(TenantId tenant, const Selection& selection,
-                                                   std::chrono::seconds ttl,
-                                                   std::uint32_t priority) {
-  return core_->SetRetention(tenant, selection, ttl, priority);
+absl::StatusOr<RetentionChange> Engine::SetRetention(TenantId tenant, const Selection& selection,
+                                                     std::chrono::seconds ttl,
+                                                     std::uint32_t priority,
+                                                     std::optional<Quality> level) {
+  return core_->SetRetention(tenant, selection, ttl, priority, level);
 }
+absl::StatusOr<std::unique_ptr<Engine::ProfileUpload>> Engine::BeginProfile(
+    TenantId tenant, std::uint64_t total_bytes) {
+  return core_->BeginProfile(tenant, total_bytes);
+}
+absl::StatusOr<std::unique_ptr<ProfileStore::Reader>> Engine::OpenProfile(const ProfileId& id) {
+  return core_->profiles_->OpenToRead(id);
+}
+std::vector<StoredProfile> Engine::ListProfiles(TenantId tenant) const {
+  return core_->ListProfiles(tenant);
+}
+absl::Status Engine::DeleteProfile(const ProfileId& id) { return core_->DeleteProfile(id); }
 const EventLog& Engine::events() const { return core_->events_; }
 absl::StatusOr<std::vector<NodeInfo>> Engine::ListChildren(TenantId tenant, const ModelId& model,
                                                            const TrieNodeId& parent,

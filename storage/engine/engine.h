@@ -17,9 +17,11 @@
 #include "storage/base/clock.h"
 #include "storage/base/shared_bytes.h"
 #include "storage/codec/frame.h"
+#include "storage/engine/block_decoder.h"
 #include "storage/engine/engine_options.h"
 #include "storage/engine/engine_stats.h"
 #include "storage/engine/event_log.h"
+#include "storage/engine/profile_store.h"
 #include "storage/engine/put_session.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/model_spec.h"
@@ -37,6 +39,7 @@ struct ModelInfo {
   std::uint64_t raw_block_bytes = 0;
   std::uint64_t node_count = 0;
   std::uint64_t stored_bytes = 0;
+  ProfileId profile;  // the newest that fits; zero: none
 };
 
 struct LookupQuery {
@@ -50,6 +53,7 @@ struct LookupQuery {
 struct MatchedBlock {
   TrieNodeId node;
   std::uint8_t rungs = 0;  // RungBit of each that is held
+  // Of the frame that serves; the size of a raw one where that is the larger of two.
   std::uint64_t stored_bytes = 0;
 };
 
@@ -64,12 +68,25 @@ struct LookupResult {
   Quality quality = Quality::kExact;
 };
 
+// How a frame is to be read.
+enum class ReadAs {
+  kFrame,  // as it is stored
+  kRaw,    // a raw frame, decoded where it is stored otherwise
+};
+
 // A stored frame that a node names, found but not read.
 struct StoredFrame {
   TrieNodeId node;
   Rung rung = Rung::kExact;
-  Quality quality = Quality::kExact;
+  Quality quality = Quality::kExact;  // at which it is served
+  CodecId codec = CodecId::kRaw;
   PayloadLocation at;
+  std::uint64_t raw_frame_bytes = 0;  // of this block's raw frame
+
+  // What it takes of memory once it is read.
+  std::uint64_t loaded_bytes(ReadAs as) const {
+    return as == ReadAs::kRaw && codec != CodecId::kRaw ? raw_frame_bytes : at.record_bytes;
+  }
 };
 
 // A frame in memory: `view` points into `bytes`.
@@ -101,14 +118,29 @@ struct DeletedCount {
   std::uint64_t bytes = 0;
 };
 
+struct RetentionChange {
+  std::uint64_t changed_blocks = 0;
+  // Better than the level that was asked for, and without another frame of it: they keep theirs.
+  std::uint64_t unchanged_blocks = 0;
+  std::uint64_t dropped_frames = 0;
+  std::uint64_t freed_bytes = 0;
+};
+
+struct StoredProfile {
+  ProfileInfo info;
+  std::vector<ModelId> models;  // registered ones that it fits
+  std::uint64_t frames = 0;     // that name it
+};
+
 struct NodeInfo {
   TrieNodeId id;
   TrieNodeId parent;
   ModelId model;
   std::uint32_t depth = 0;
-  std::vector<StoredFrame> frames;
-  std::vector<bool> in_memory;  // per frame
-  Quality quality = Quality::kExact;
+  std::vector<StoredFrame> frames;  // the smaller first
+  bool holds_two_frames = false;
+  std::vector<bool> in_memory;        // per frame
+  Quality quality = Quality::kExact;  // of the best
   std::uint64_t use_count = 0;
   std::int64_t last_used_unix_seconds = 0;
   std::int64_t expires_unix_seconds = 0;
@@ -163,9 +195,10 @@ class Engine {
   // InvalidArgument (options), FailedPrecondition (written by a newer version), Unavailable (folder
   // in use, not writable).
   using OpenProgress = std::function<void(std::uint64_t done, std::string_view what)>;
-  static absl::StatusOr<std::unique_ptr<Engine>> OpenEmbedded(const EngineOptions& options,
-                                                              Clock& clock,
-                                                              const OpenProgress& progress = {});
+  // `decoder` may be null: then coded frames are served as frames only.
+  static absl::StatusOr<std::unique_ptr<Engine>> OpenEmbedded(
+      const EngineOptions& options, Clock& clock, const OpenProgress& progress = {},
+      std::shared_ptr<const BlockDecoder> decoder = nullptr);
   ~Engine();
 
   Engine(const Engine&) = delete;
@@ -182,21 +215,28 @@ class Engine {
   absl::StatusOr<LookupResult> Lookup(TenantId tenant, const LookupQuery& query);
   void ReleaseLease(TenantId tenant, const LeaseId& lease);
 
-  // The frame to serve for each block, nullopt where none is stored at that quality. In order.
-  absl::StatusOr<std::vector<std::optional<StoredFrame>>> FindFrames(
-      TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes,
-      Quality min_quality);
+  // The smallest frame of at least `min_quality` for each block, nullopt where there is none; of
+  // those that can be read as is wished, if there are any. In order. TryFindFrames gives nullopt
+  // when a row has to be read: call FindFrames, which may block.
+  using FoundFrames = std::vector<std::optional<StoredFrame>>;
+  std::optional<absl::StatusOr<FoundFrames>> TryFindFrames(TenantId tenant, const ModelId& model,
+                                                           std::span<const TrieNodeId> nodes,
+                                                           Quality min_quality, ReadAs as);
+  absl::StatusOr<FoundFrames> FindFrames(TenantId tenant, const ModelId& model,
+                                         std::span<const TrieNodeId> nodes, Quality min_quality,
+                                         ReadAs as = ReadAs::kFrame);
   // The same for blocks [first_block, first_block + block_count) of a path. May block.
-  absl::StatusOr<std::vector<std::optional<StoredFrame>>> FindFramesOfPath(
-      TenantId tenant, const PathView& path, std::uint32_t first_block, std::uint32_t block_count,
-      Quality min_quality);
+  absl::StatusOr<FoundFrames> FindFramesOfPath(TenantId tenant, const PathView& path,
+                                               std::uint32_t first_block, std::uint32_t block_count,
+                                               Quality min_quality, ReadAs as);
 
   // From memory, or nullopt.
-  std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame);
+  std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame, ReadAs as);
   // Calls back once, with NotFound when the frame was dropped meanwhile, DataLoss when its bytes
-  // are bad (counted, and the frame is unlinked), Unavailable when the queue is full or the device
-  // fails.
-  void ReadFrame(const StoredFrame& frame,
+  // are bad (counted, and the frame is unlinked), FailedPrecondition when it cannot be decoded here
+  // (counted; it can still be read as it is stored), Unavailable when the queue is full or the
+  // device fails.
+  void ReadFrame(const StoredFrame& frame, ReadAs as,
                  std::function<void(absl::StatusOr<LoadedFrame>)> on_read);
 
   // Begins a put. The session holds what the new blocks hang on; see put_session.h. May block.
@@ -213,12 +253,32 @@ class Engine {
   absl::StatusOr<bool> Unpin(TenantId tenant, const PinId& pin);
   std::vector<PinInfo> ListPins(TenantId tenant) const;
   absl::StatusOr<DeletedCount> Delete(TenantId tenant, const Selection& selection);
-  absl::StatusOr<std::uint64_t> SetRetention(TenantId tenant, const Selection& selection,
-                                             std::chrono::seconds ttl, std::uint32_t priority);
+  // With `level`: where a frame of it is stored, better ones are dropped.
+  absl::StatusOr<RetentionChange> SetRetention(TenantId tenant, const Selection& selection,
+                                               std::chrono::seconds ttl, std::uint32_t priority,
+                                               std::optional<Quality> level = std::nullopt);
+
+  // A codec profile on its way in. Dropping it leaves nothing. Used by one thread at a time; must
+  // not outlive the engine. See ProfileStore::Upload for Append and Commit. May block.
+  class ProfileUpload {
+   public:
+    virtual ~ProfileUpload() = default;
+    virtual absl::Status Append(std::span<const std::byte> bytes) = 0;
+    // `expected`: its id, or zero. FailedPrecondition: it has another one.
+    virtual absl::StatusOr<StoredProfile> Commit(const ProfileId& expected) = 0;
+  };
+  // Makes room for it. InvalidArgument: no profile is of this size. May block.
+  absl::StatusOr<std::unique_ptr<ProfileUpload>> BeginProfile(TenantId tenant,
+                                                              std::uint64_t total_bytes);
+  absl::StatusOr<std::unique_ptr<ProfileStore::Reader>> OpenProfile(const ProfileId& id);
+  std::vector<StoredProfile> ListProfiles(TenantId tenant) const;  // newest first
+  // FailedPrecondition: stored frames name it. May block.
+  absl::Status DeleteProfile(const ProfileId& id);
 
   const EventLog& events() const;
 
   // Children of a node (or first blocks of a model), from `after` (exclusive) on, at most `count`.
+  // May block.
   absl::StatusOr<std::vector<NodeInfo>> ListChildren(TenantId tenant, const ModelId& model,
                                                      const TrieNodeId& parent,
                                                      const TrieNodeId& after, std::size_t count);

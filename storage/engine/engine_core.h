@@ -19,6 +19,7 @@
 #include "storage/base/byte_budget.h"
 #include "storage/engine/engine.h"
 #include "storage/engine/event_log.h"
+#include "storage/engine/frame_census.h"
 #include "storage/engine/hold_table.h"
 #include "storage/engine/memory_tier.h"
 #include "storage/engine/work_pool.h"
@@ -39,6 +40,9 @@ inline PayloadLocation LocationOf(const RungRow& rung) {
   return {rung.segment, rung.offset_pages, rung.record_bytes};
 }
 
+// At which a frame of the row may be served.
+Quality ServedQuality(const NodeRow& row, const RungRow& rung);
+
 // What the index keeps of a row's frames: the smaller one, and of two as small the better.
 NodeFrames FramesOf(const NodeRow& row);
 
@@ -50,15 +54,25 @@ struct EngineCounters {
       read_errors{0};
   Counter put_blocks{0}, stored_blocks{0}, duplicate_blocks{0}, failed_blocks{0}, stored_bytes{0},
       raw_bytes{0};
-  Counter evicted_blocks{0}, evicted_bytes{0}, expired_blocks{0}, deleted_blocks{0},
-      refused_full{0};
+  Counter evicted_blocks{0}, evicted_frames{0}, evicted_bytes{0}, expired_blocks{0},
+      deleted_blocks{0}, refused_full{0};
+  Counter decoded_blocks{0}, undecoded_blocks{0}, decode_errors{0};
   Counter token_cache_misses{0}, syncs{0}, sync_errors{0};
 };
 
 // A model that was registered.
 struct RegisteredModel {
+  explicit RegisteredModel(const ModelSpec& from);
+
   ModelSpec spec;
   KvGeometry geometry;
+  CodecKey codec_key;
+  std::uint64_t raw_frame_bytes;
+
+  // Whether frames of the model may name this profile.
+  bool Fits(const ProfileHeader& profile) const {
+    return profile.codec_key == codec_key && spec.layout_tag.empty();
+  }
 };
 
 class PutSessionHandle;
@@ -66,7 +80,9 @@ class TriePutSession;
 
 // The engine's parts and how they work together. Cut by theme over engine_*.cc:
 //   engine.cc           models, lookups, reads, small calls
+//   engine_read.cc      finding, reading and decoding frames
 //   engine_put.cc       puts: sessions, writing, publishing
+//   engine_profiles.cc  codec profiles
 //   engine_space.cc     unlinking, eviction, freeing, syncing
 //   engine_recovery.cc  opening
 //   engine_verify.cc    the whole-structure check
@@ -77,7 +93,7 @@ class TriePutSession;
 //   sync_mutex_    what waits for the next sync
 class Engine::Core {
  public:
-  Core(const EngineOptions& options, Clock& clock);
+  Core(const EngineOptions& options, Clock& clock, std::shared_ptr<const BlockDecoder> decoder);
   ~Core();
 
   absl::Status Open(const OpenProgress& progress);
@@ -90,15 +106,6 @@ class Engine::Core {
   std::optional<absl::StatusOr<LookupResult>> Lookup(TenantId tenant, const LookupQuery& query,
                                                      bool may_block);
   void ReleaseLease(TenantId tenant, const LeaseId& lease);
-  absl::StatusOr<std::vector<std::optional<StoredFrame>>> FindFrames(
-      TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes,
-      Quality min_quality);
-  absl::StatusOr<std::vector<std::optional<StoredFrame>>> FindFramesOfPath(
-      TenantId tenant, const PathView& path, std::uint32_t first_block, std::uint32_t block_count,
-      Quality min_quality);
-  std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame);
-  void ReadFrame(const StoredFrame& frame,
-                 std::function<void(absl::StatusOr<LoadedFrame>)> on_read);
   absl::StatusOr<std::uint32_t> Touch(TenantId tenant, const Selection& selection);
   absl::StatusOr<PinInfo> Pin(TenantId tenant, const Selection& selection,
                               std::chrono::seconds duration);
@@ -106,13 +113,35 @@ class Engine::Core {
                                     std::chrono::seconds duration);
   absl::StatusOr<bool> Unpin(TenantId tenant, const PinId& pin);
   std::vector<PinInfo> ListPins(TenantId tenant);
-  absl::StatusOr<std::uint64_t> SetRetention(TenantId tenant, const Selection& selection,
-                                             std::chrono::seconds ttl, std::uint32_t priority);
+  absl::StatusOr<RetentionChange> SetRetention(TenantId tenant, const Selection& selection,
+                                               std::chrono::seconds ttl, std::uint32_t priority,
+                                               std::optional<Quality> level);
   absl::StatusOr<std::vector<NodeInfo>> ListChildren(TenantId tenant, const ModelId& model,
                                                      const TrieNodeId& parent,
                                                      const TrieNodeId& after, std::size_t count);
   absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const Selection& selection);
   EngineStats Stats();
+
+  // --- engine_read.cc ---
+  using FoundFrames = Engine::FoundFrames;
+  // nullopt only when `may_block` is false.
+  std::optional<absl::StatusOr<FoundFrames>> FindFrames(TenantId tenant, const ModelId& model,
+                                                        std::span<const TrieNodeId> nodes,
+                                                        Quality min_quality, ReadAs as,
+                                                        bool may_block);
+  absl::StatusOr<FoundFrames> FindFramesOfPath(TenantId tenant, const PathView& path,
+                                               std::uint32_t first_block, std::uint32_t block_count,
+                                               Quality min_quality, ReadAs as);
+  std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame, ReadAs as);
+  void ReadFrame(const StoredFrame& frame, ReadAs as,
+                 std::function<void(absl::StatusOr<LoadedFrame>)> on_read);
+
+  // --- engine_profiles.cc ---
+  absl::StatusOr<std::unique_ptr<ProfileUpload>> BeginProfile(TenantId tenant,
+                                                              std::uint64_t total_bytes);
+  void DescribeProfile(TenantId tenant, StoredProfile* profile);
+  std::vector<StoredProfile> ListProfiles(TenantId tenant);
+  absl::Status DeleteProfile(const ProfileId& id);
 
   // --- engine_put.cc ---
   absl::StatusOr<std::unique_ptr<PutSession>> BeginPut(TenantId tenant, const PutAnnouncement& put);
@@ -132,10 +161,12 @@ class Engine::Core {
   ByteBudget put_budget_;
   RecoveryReport recovery_;
   std::unique_ptr<WorkPool> blocking_pool_;
+  std::unique_ptr<ProfileStore> profiles_;  // constant after Open
 
  private:
   friend class TriePutSession;
   friend class PutSessionHandle;
+  friend class ProfileUploadHandle;
 
   // A block whose record is written, or a wish to give one up (`record_bytes` 0 and a failed
   // status).
@@ -143,6 +174,8 @@ class Engine::Core {
     std::shared_ptr<TriePutSession> session;
     std::uint32_t block = 0;
     absl::Status failure;  // not OK: the block did not come
+    RungRow rung;          // with its location in `at`
+    Quality frame_quality = Quality::kExact;
     PayloadLocation at;
     SharedBytes frame;
     PutSession::DoneCallback on_done;
@@ -155,14 +188,16 @@ class Engine::Core {
     bool durable = false;
   };
 
-  // A node that is in no index yet: its row is being written.
+  // A node whose row is being written, with a frame that is in no index yet.
   struct PendingNode {
     std::shared_ptr<TriePutSession> session;
     std::uint32_t block = 0;
     TrieNodeId id;
     NodeRow row;
     PublishItem* item = nullptr;
-    NodeRef existing = 0;  // the node is there and gets a frame
+    NodeRef existing = 0;          // the node is there and gets a frame
+    bool is_upgrade = false;       // one more, or a better one: the rest of the row stays
+    std::vector<RungRow> dropped;  // that make way for it
   };
 
   enum class RemovalReason { kEvicted, kExpired, kDeleted, kCorrupt };
@@ -191,8 +226,33 @@ class Engine::Core {
   std::size_t CompareWithRows(const std::vector<std::pair<NodeRef, TrieNodeId>>& nodes,
                               const std::vector<std::uint32_t>& unverified, TenantId tenant,
                               const HashedPath& path);
+  absl::Status SetRetentionOf(TenantId tenant,
+                              std::span<const std::pair<NodeRef, TrieNodeId>> nodes,
+                              std::uint32_t expires, std::uint32_t priority,
+                              std::optional<Quality> level, RetentionChange* change);
+  absl::Status CollectChildren(TenantId tenant, const ModelId& model, const TrieNodeId& parent,
+                               const TrieNodeId& after, std::size_t count,
+                               std::vector<NodeInfo>* infos);
+  // What the frames of a node take on disk; an estimate where there are two.
+  std::uint64_t StoredBytes(const IndexNode& node) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  std::uint64_t RawFrameBytes(ModelSlot slot) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // DataLoss: it is not there, or damaged.
+  absl::StatusOr<NodeRow> ReadRow(TenantId tenant, const TrieNodeId& node);
+  // Completes descriptions of nodes that hold two frames.
+  void DescribeOtherFrames(TenantId tenant, std::vector<NodeInfo>* infos);
+
+  // engine_read.cc
+  bool IsReadable(CodecId codec, ReadAs as) const {
+    return as == ReadAs::kFrame || codec == CodecId::kRaw || decoder_ != nullptr;
+  }
+  // The smallest frame of the row that is good enough, of those that can be read if there are any;
+  // null: none is.
+  const RungRow* Choose(const NodeRow& row, Quality min_quality, ReadAs as) const;
+  StoredFrame FrameInIndex(const IndexNode& node) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // The frame as it lies on disk; DataLoss when it is not what the node names.
   absl::StatusOr<LoadedFrame> LoadFrame(const StoredFrame& frame);
+  absl::StatusOr<LoadedFrame> DecodeFrame(const StoredFrame& stored, const LoadedFrame& loaded);
+  absl::StatusOr<LoadedFrame> ReadDecoded(const StoredFrame& stored);
   // LoadFrame for a reader: counted, and a frame that is bad is dropped.
   absl::StatusOr<LoadedFrame> ReadFromDisk(const StoredFrame& frame);
   // Whether the node still names this frame.
@@ -208,8 +268,18 @@ class Engine::Core {
   PublishItem WriteBlock(std::shared_ptr<TriePutSession> session,
                          PutSession::FinishedBlock finished);
   void Enqueue(std::vector<PublishItem> items);
-  void PublishGroup(std::vector<PublishItem> group, std::vector<Outcome>* outcomes)
+  // Returns what has to wait for what this group has published: it is the next group.
+  std::vector<PublishItem> PublishGroup(std::vector<PublishItem> group,
+                                        std::vector<Outcome>* outcomes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // That the profile of the item's frame, if it has one, is here and is for it.
+  absl::Status CheckProfile(const PublishItem& item) const;
+  // What becomes of a frame for a node that is there already.
+  enum class Arrival { kNew, kUpgrade, kDuplicate };
+  Arrival ArrivalOf(const IndexNode& node, const PublishItem& item) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  absl::Status PrepareNode(const PublishItem& item, NodeRef existing, Arrival arrival,
+                           PendingNode* node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void AddToIndex(const std::vector<PendingNode>& pending)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void Conclude(std::vector<Outcome> outcomes);
@@ -226,9 +296,21 @@ class Engine::Core {
   absl::StatusOr<absl::flat_hash_set<TrieNodeId>> EndsOfOtherSessions(
       TenantId tenant, std::string_view session_id,
       const std::vector<std::pair<NodeRef, TrieNodeId>>& path);
-  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes);
+  // What eviction may take.
+  enum class Victims { kFramesThenLeaves, kLeaves };
+  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes, Victims which);
+  std::vector<NodeRef> ChooseTwoFrameNodes(std::uint64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // Drops the larger frame of each node that has two.
+  absl::Status DropOtherFrames(const std::vector<NodeRef>& refs, std::uint64_t* freed_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // The frames of a node; what the index knows of them where the row cannot be read.
+  std::vector<RungRow> RungsOf(NodeRef ref) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // Frames that no row names any more: freed after the next sync.
+  void FreeLater(const std::vector<PayloadLocation>& locations);
+  absl::Status WriteRemoval(const MetaBatch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   std::vector<NodeRef> ChooseVictims(std::uint64_t bytes) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  double RetentionValue(const IndexNode& node, std::uint32_t now_seconds) const
+  double RetentionValue(const IndexNode& node, std::uint64_t bytes, std::uint32_t now_seconds) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   void CollectSubtree(NodeRef root, std::vector<NodeRef>* children_first) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
@@ -266,11 +348,14 @@ class Engine::Core {
   absl::Status RebuildFromSegments(const OpenProgress& progress);
   absl::Status LoadIdentity();
   void LoadPins();
+  void NoteMissingProfiles();
   std::string meta_folder() const { return options_.data_dir + "/meta"; }
   std::string payload_folder() const { return options_.data_dir + "/payload"; }
+  std::string profile_folder() const { return options_.data_dir + "/profiles"; }
   std::string identity_path() const { return options_.data_dir + "/identity"; }
   std::string ballast_path() const { return options_.data_dir + "/ballast"; }
 
+  const std::shared_ptr<const BlockDecoder> decoder_;  // null: there is none
   std::unique_ptr<MetaStore> meta_;
   std::unique_ptr<PayloadStore> payload_;
   std::unique_ptr<PathHasher> hasher_;
@@ -288,6 +373,7 @@ class Engine::Core {
   TrieIndex index_ ABSL_GUARDED_BY(index_mutex_);
   absl::flat_hash_map<ModelSlot, std::shared_ptr<const RegisteredModel>> models_
       ABSL_GUARDED_BY(index_mutex_);
+  FrameCensus census_ ABSL_GUARDED_BY(index_mutex_);
   HoldTable holds_ ABSL_GUARDED_BY(index_mutex_);
   using Expiry = std::pair<std::uint32_t, TrieNodeId>;
   std::priority_queue<Expiry, std::vector<Expiry>, std::greater<>> expiries_
@@ -310,6 +396,7 @@ class Engine::Core {
   bool ending_ ABSL_GUARDED_BY(sync_mutex_) = false;
   absl::Mutex syncing_mutex_;  // one sync at a time
 
+  NodeRef two_frame_hand_ ABSL_GUARDED_BY(change_mutex_) = 1;  // where the search for them goes on
   bool ballast_there_ ABSL_GUARDED_BY(change_mutex_) = false;
 
   // The sweep of session rows: where it goes on, and whether another one is due.

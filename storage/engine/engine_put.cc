@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -19,8 +20,27 @@ namespace {
 // As a block index: the caller has dropped its session.
 constexpr std::uint32_t kCloseSession = 0xffffffffu;
 
-RungRow RungRowOf(const PayloadLocation& at) {
-  return {.segment = at.segment, .offset_pages = at.offset_pages, .record_bytes = at.record_bytes};
+// What of a node's frames is on a rung.
+std::optional<Quality> QualityOn(const IndexNode& node, Rung rung) {
+  if (!node.has_frame()) return std::nullopt;
+  if (RungOf(node.codec()) == rung) return node.quality();
+  if (node.has_other()) return node.other_quality();
+  return std::nullopt;
+}
+
+// A node that a put of this session would add nothing to.
+bool HasEnough(const TriePutSession& session, std::uint32_t block, const IndexNode& node) {
+  const Quality wanted = session.Wanted(block);
+  if (!session.beside_exact) return node.any_serves(wanted);
+  const auto coded = QualityOn(node, Rung::kCoded);
+  return coded && IsAtLeast(*coded, wanted);
+}
+
+RungRow At(RungRow rung, const PayloadLocation& at) {
+  rung.segment = at.segment;
+  rung.offset_pages = at.offset_pages;
+  rung.record_bytes = at.record_bytes;
+  return rung;
 }
 
 }  // namespace
@@ -45,12 +65,15 @@ NodeRow TriePutSession::MakeRow(std::uint32_t block) const {
   return row;
 }
 
-std::string TriePutSession::MakeDescriptor(std::uint32_t block) const {
-  NodeDescriptor descriptor;
-  descriptor.tenant = tenant;
-  descriptor.node = blocks[block].id;
-  descriptor.row = MakeRow(block);
-  return descriptor.Encode();
+ExpectedBlock TriePutSession::Expect(std::uint32_t block) const {
+  ExpectedBlock expected;
+  expected.block_index = block;
+  expected.descriptor.tenant = tenant;
+  expected.descriptor.node = blocks[block].id;
+  expected.descriptor.row = MakeRow(block);
+  expected.frame_quality_min = quality;
+  expected.served_quality_max = ServedMax(block);
+  return expected;
 }
 
 // That what the rows of a put will hold can be stored.
@@ -76,6 +99,14 @@ absl::Status CheckAnnouncement(const PutAnnouncement& put) {
     return absl::InvalidArgumentError("block_surprisal_bits: must be finite and not negative");
   }
   if (put.ttl.count() < 0) return absl::InvalidArgumentError("ttl: must not be negative");
+  if (!IsQuality(put.quality)) return absl::InvalidArgumentError("quality: unknown");
+  if (!IsQuality(put.restored_quality)) {
+    return absl::InvalidArgumentError("restored_quality: unknown");
+  }
+  if (put.beside_exact && put.quality == Quality::kExact) {
+    return absl::InvalidArgumentError(
+        "beside_exact: is for coded frames; announce a quality less than exact");
+  }
   return absl::OkStatus();
 }
 
@@ -106,23 +137,22 @@ class PutSessionHandle final : public PutSession {
   }
 
   absl::StatusOr<std::unique_ptr<BlockWriter>> StartBlock(std::uint32_t block_index,
-                                                          Encoding encoding,
                                                           std::uint64_t bytes) override {
-    if (block_index >= stored_.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "block ", block_index, ": the announced prefix has ", stored_.size(), " full blocks"));
-    }
-    if (!std::binary_search(session_->missing_blocks.begin(), session_->missing_blocks.end(),
-                            block_index)) {
-      return absl::InvalidArgumentError(absl::StrCat("block ", block_index, ": was not asked for"));
-    }
-    if (session_->begun[block_index]) {
-      return absl::InvalidArgumentError(absl::StrCat("block ", block_index, ": begun twice"));
-    }
+    KV_RETURN_IF_ERROR(MayStart(block_index));
     KV_ASSIGN_OR_RETURN(std::unique_ptr<BlockWriter> writer,
-                        RecordBlockWriter::Create(block_index, encoding, bytes, session_->model,
-                                                  session_->registered->geometry,
-                                                  session_->MakeDescriptor(block_index)));
+                        RecordBlockWriter::CreateRaw(session_->Expect(block_index), bytes,
+                                                     session_->registered->geometry));
+    session_->begun[block_index] = true;
+    return writer;
+  }
+
+  absl::StatusOr<std::unique_ptr<BlockWriter>> StartFrame(std::uint32_t block_index,
+                                                          const FrameView& head) override {
+    KV_RETURN_IF_ERROR(MayStart(block_index));
+    const RegisteredModel& model = *session_->registered;
+    KV_ASSIGN_OR_RETURN(std::unique_ptr<BlockWriter> writer,
+                        RecordBlockWriter::CreateFrame(session_->Expect(block_index), head,
+                                                       model.spec, model.geometry));
     session_->begun[block_index] = true;
     return writer;
   }
@@ -136,6 +166,21 @@ class PutSessionHandle final : public PutSession {
   }
 
  private:
+  absl::Status MayStart(std::uint32_t block_index) const {
+    if (block_index >= stored_.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "block ", block_index, ": the announced prefix has ", stored_.size(), " full blocks"));
+    }
+    if (!std::binary_search(session_->missing_blocks.begin(), session_->missing_blocks.end(),
+                            block_index)) {
+      return absl::InvalidArgumentError(absl::StrCat("block ", block_index, ": was not asked for"));
+    }
+    if (session_->begun[block_index]) {
+      return absl::InvalidArgumentError(absl::StrCat("block ", block_index, ": begun twice"));
+    }
+    return absl::OkStatus();
+  }
+
   Engine::Core& core_;
   const std::shared_ptr<TriePutSession> session_;
   const std::vector<TrieNodeId> stored_;  // ids of blocks that were stored at the beginning
@@ -175,6 +220,8 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   }
   session->session_id = put.session_id;
   session->block_surprisal_bits = put.block_surprisal_bits;
+  session->quality = put.quality;
+  session->beside_exact = put.beside_exact;
   session->durable = put.durable;
   session->priority = put.priority;
   session->created_unix_seconds = clock_.UnixSeconds();
@@ -187,10 +234,11 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   const bool on_lossy = put.restored_quality != Quality::kExact && put.restored_blocks > 0;
   const auto walked = Walk(session->slot, tenant, put.path, block_tokens,
                            on_lossy ? put.restored_quality : Quality::kExact, /*may_block=*/true);
-  if (on_lossy && walked->nodes.size() < std::min(put.restored_blocks, block_count)) {
-    return absl::FailedPreconditionError(
-        "restored_blocks: that prefix is not stored any more; put it again from its first block");
-  }
+  const absl::Status prefix_is_gone = absl::FailedPreconditionError(
+      "restored_blocks: that prefix is not stored any more; put it again from its first block");
+  const std::uint32_t restored_blocks = on_lossy ? std::min(put.restored_blocks, block_count) : 0;
+  if (walked->nodes.size() < restored_blocks) return prefix_is_gone;
+  session->lossy_quality = put.restored_quality;
   Provenance provenance = Provenance::kExact;
   std::uint64_t hash = hasher_->Root(tenant, put.path.model, put.path.salt);
   TrieNodeId parent;
@@ -218,12 +266,18 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     for (std::uint32_t index = 0; index < block_count; ++index) {
       TriePutSession::Block& block = session->blocks[index];
       const NodeRef ref = index_.FindById(block.id);
-      if (ref != 0 && index_.node(ref).has_frame() && !index_.node(ref).expired(now)) {
+      const bool is_there =
+          ref != 0 && index_.node(ref).has_frame() && !index_.node(ref).expired(now);
+      if (is_there) session->hold = {ref, block.id};
+      // What was restored lossily is not the client's to offer: it has no better bytes of it.
+      const bool offered = index >= put.first_block && index >= restored_blocks;
+      if (is_there && (!offered || HasEnough(*session, index, index_.node(ref)))) {
         block.state = TriePutSession::State::kStored;
         stored[index] = block.id;
-        session->hold = {ref, block.id};
-      } else if (index >= put.first_block) {
+      } else if (offered) {
         session->missing_blocks.push_back(index);
+      } else if (index < restored_blocks) {
+        return prefix_is_gone;
       } else {
         block.state = TriePutSession::State::kFailed;  // nobody will send it
       }
@@ -264,11 +318,32 @@ void Engine::Core::GiveUpBlock(std::shared_ptr<TriePutSession> session, std::uin
     items.push_back({.session = session,
                      .block = block,
                      .failure = absl::CancelledError("block: not sent"),
+                     .rung = {},
                      .at = {},
                      .frame = {},
                      .on_done = nullptr});
     Enqueue(std::move(items));
   });
+}
+
+absl::Status Engine::Core::CheckProfile(const PublishItem& item) const {
+  const ProfileId& id = item.rung.profile;
+  if (id.empty()) return absl::OkStatus();
+  const std::string of_block = absl::StrCat("block ", item.block, ": its profile ", id.ToHex());
+  const auto profile = profiles_->Find(id);
+  if (!profile) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(of_block, " is not stored here; call PutProfile with it first"));
+  }
+  if (!item.session->registered->Fits(profile->header)) {
+    return absl::InvalidArgumentError(absl::StrCat(of_block, " is for another model (codec key)"));
+  }
+  if (item.frame_quality != Quality::kExact &&
+      profile->header.FindLevel(item.frame_quality) == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(of_block, " has no level of the frame's quality"));
+  }
+  return absl::OkStatus();
 }
 
 Engine::Core::PublishItem Engine::Core::WriteBlock(std::shared_ptr<TriePutSession> session,
@@ -280,6 +355,11 @@ Engine::Core::PublishItem Engine::Core::WriteBlock(std::shared_ptr<TriePutSessio
   auto& block = static_cast<RecordBlockWriter&>(*finished.writer);
   item.failure = block.Seal();
   if (item.failure.ok()) {
+    item.rung = block.rung();
+    item.frame_quality = block.frame_quality();
+    item.failure = CheckProfile(item);
+  }
+  if (item.failure.ok()) {
     const PayloadLocation probe{1, 0, static_cast<std::uint32_t>(block.record().record_bytes())};
     const std::uint64_t room = probe.disk_bytes();
     item.failure = MakeRoom(room);
@@ -287,7 +367,7 @@ Engine::Core::PublishItem Engine::Core::WriteBlock(std::shared_ptr<TriePutSessio
       auto at = payload_->Append(block.record());
       if (absl::IsResourceExhausted(at.status()) && options_.eviction) {
         // The disk is full below our own limit: somebody else fills it. Shrink once, try again.
-        const auto evicted = Evict(4 * room);
+        const auto evicted = Evict(4 * room, Victims::kFramesThenLeaves);
         if (evicted.ok() && *evicted > 0 && SyncAndFree().ok())
           at = payload_->Append(block.record());
       }
@@ -330,24 +410,60 @@ void Engine::Core::Enqueue(std::vector<PublishItem> items) {
                    std::make_move_iterator(publish_queue_.end()));
       publish_queue_.clear();
     }
-    std::vector<Outcome> outcomes;
-    {
-      absl::MutexLock change(&change_mutex_);
-      PublishGroup(std::move(group), &outcomes);
+    while (!group.empty()) {
+      std::vector<Outcome> outcomes;
+      {
+        absl::MutexLock change(&change_mutex_);
+        group = PublishGroup(std::move(group), &outcomes);
+      }
+      Conclude(std::move(outcomes));
     }
-    Conclude(std::move(outcomes));
   }
+}
+
+Engine::Core::Arrival Engine::Core::ArrivalOf(const IndexNode& node,
+                                              const PublishItem& item) const {
+  if (!node.has_frame() || node.expired(NowSeconds())) return Arrival::kNew;
+  const Quality quality = item.rung.quality;
+  const auto on_rung = QualityOn(node, item.rung.rung);
+  const bool adds_nothing = (on_rung && IsAtLeast(*on_rung, quality)) ||
+                            (!item.session->beside_exact && node.any_serves(quality));
+  return adds_nothing ? Arrival::kDuplicate : Arrival::kUpgrade;
+}
+
+// The row of a node with the frame of this item.
+absl::Status Engine::Core::PrepareNode(const PublishItem& item, NodeRef existing, Arrival arrival,
+                                       PendingNode* node) {
+  TriePutSession& session = *item.session;
+  node->session = item.session;
+  node->block = item.block;
+  node->id = session.blocks[item.block].id;
+  node->existing = existing;
+  node->is_upgrade = arrival == Arrival::kUpgrade;
+  if (node->is_upgrade) {
+    KV_ASSIGN_OR_RETURN(node->row, ReadRow(session.tenant, node->id));
+    if (const RungRow* worse = node->row.FindRung(item.rung.rung)) node->dropped = {*worse};
+  } else {
+    // An expired node makes way, with all that it holds.
+    if (existing != 0) node->dropped = RungsOf(existing);
+    node->row = session.MakeRow(item.block);
+  }
+  node->row.SetRung(At(item.rung, item.at));
+  return absl::OkStatus();
 }
 
 // Sorts finished blocks into those that can be published now, those that wait for the block before
 // them, and those that failed; publishes the first with one batch of rows.
-void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outcome>* outcomes) {
+std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<PublishItem> group,
+                                                                  std::vector<Outcome>* outcomes) {
   using State = TriePutSession::State;
   std::vector<PendingNode> pending;
   absl::flat_hash_map<TrieNodeId, std::size_t> pending_ids;
   std::vector<PublishItem> ready;  // items of `pending`, same order
   // Blocks that another session of this group publishes: stored once that is written.
   std::vector<std::pair<PublishItem, std::size_t>> twins;
+  // Other frames of nodes that this group publishes.
+  std::vector<PublishItem> next_group;
 
   std::map<TenantId, MetaBatch> batches;
   const auto name_session = [&batches](const TriePutSession& session, const TrieNodeId& node) {
@@ -445,9 +561,8 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
       continue;
     }
     NodeRef existing = 0;
+    Arrival arrival = Arrival::kNew;
     bool parent_is_there = true;
-    const auto same_in_group = pending_ids.find(block.id);
-    bool is_duplicate = same_in_group != pending_ids.end();
     {
       absl::ReaderMutexLock lock(&index_mutex_);
       if (item.block > 0) {
@@ -455,10 +570,7 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
         parent_is_there = pending_ids.contains(parent) || index_.FindById(parent) != 0;
       }
       existing = index_.FindById(block.id);
-      if (existing != 0 && index_.node(existing).has_frame() &&
-          !index_.node(existing).expired(NowSeconds())) {
-        is_duplicate = true;
-      }
+      if (existing != 0) arrival = ArrivalOf(index_.node(existing), item);
     }
     if (!parent_is_there) {
       const absl::Status why = absl::FailedPreconditionError(
@@ -466,29 +578,41 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
       fail(std::move(item), why);
       continue;
     }
+    const auto same_in_group = pending_ids.find(block.id);
+    const bool is_twin =
+        same_in_group != pending_ids.end() &&
+        pending[same_in_group->second].row.FindRung(item.rung.rung) != nullptr &&
+        IsAtLeast(pending[same_in_group->second].row.FindRung(item.rung.rung)->quality,
+                  item.rung.quality);
+    if (same_in_group != pending_ids.end() && !is_twin) {
+      next_group.push_back(std::move(item));
+      continue;
+    }
+    PendingNode node;
+    if (!is_twin && arrival != Arrival::kDuplicate) {
+      absl::Status prepared = CheckProfile(item);  // it may have been deleted meanwhile
+      if (prepared.ok()) prepared = PrepareNode(item, existing, arrival, &node);
+      if (!prepared.ok()) {
+        fail(std::move(item), prepared);
+        continue;
+      }
+    }
     if (const auto next = session.parked.find(item.block + 1); next != session.parked.end()) {
       work.push_back(std::move(next->second));
       session.parked.erase(next);
     }
-    if (same_in_group != pending_ids.end()) {
+    if (is_twin) {
       block.state = State::kPending;
       twins.emplace_back(std::move(item), same_in_group->second);
       continue;
     }
-    if (is_duplicate) {
+    if (arrival == Arrival::kDuplicate) {
       block.state = State::kStored;
       name_session(session, block.id);
       conclude(item, PutBlockResult{block.id, PutOutcome::kDuplicate});
       continue;
     }
     block.state = State::kPending;
-    PendingNode node;
-    node.session = item.session;
-    node.block = item.block;
-    node.id = block.id;
-    node.row = session.MakeRow(item.block);
-    node.row.rungs.push_back(RungRowOf(item.at));
-    node.existing = existing;
     pending_ids.emplace(block.id, pending.size());
     pending.push_back(std::move(node));
     ready.push_back(std::move(item));
@@ -525,15 +649,16 @@ void Engine::Core::PublishGroup(std::vector<PublishItem> group, std::vector<Outc
       conclude(item, PutBlockResult{id, PutOutcome::kDuplicate});
     }
   }
-  if (published.empty()) return;
-  AddToIndex(published);
+  if (!published.empty()) AddToIndex(published);
   for (PendingNode& node : published) {
     conclude(*node.item, PutBlockResult{node.id, PutOutcome::kStored});
   }
+  return next_group;
 }
 
 void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
   std::vector<StoreEvent> events;
+  std::vector<PayloadLocation> frees;
   for (const PendingNode& node : published) tier_.Insert(node.item->at, node.item->frame);
   {
     absl::MutexLock lock(&index_mutex_);
@@ -542,12 +667,9 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
       const NodeFrames frames = FramesOf(node.row);
       NodeRef ref = node.existing;
       if (ref != 0) {
-        if (index_.node(ref).has_frame()) {
-          // An expired frame makes way for the new one.
-          const FrameRef old = index_.node(ref).frame;
-          absl::MutexLock sync_lock(&sync_mutex_);
-          pending_frees_.push_back(LocationOf(old));
-          pending_free_bytes_ += pending_frees_.back().disk_bytes();
+        for (const RungRow& dropped : node.dropped) {
+          census_.Remove(node.session->slot, dropped);
+          frees.push_back(LocationOf(dropped));
         }
         index_.SetFrames(ref, frames);
         index_.SetRetention(ref, static_cast<std::uint32_t>(node.row.expires_unix_seconds),
@@ -568,6 +690,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
              .expires_seconds = static_cast<std::uint32_t>(node.row.expires_unix_seconds),
              .priority = node.row.priority});
       }
+      census_.Add(node.session->slot, *node.row.FindRung(node.item->rung.rung));
       if (node.row.expires_unix_seconds != 0) {
         expiries_.emplace(static_cast<std::uint32_t>(node.row.expires_unix_seconds), node.id);
       }
@@ -580,6 +703,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
         if (session.hold.ref != 0) holds_.Release(session.hold);
         session.hold = hold;
       }
+      if (node.is_upgrade) continue;
       events.push_back({.kind = StoreEventKind::kStored,
                         .tenant = session.tenant,
                         .model = session.model,
@@ -589,6 +713,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
                         .tokens = node.row.tokens});
     }
   }
+  FreeLater(frees);
   events_.Append(std::move(events));
 }
 

@@ -123,7 +123,7 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
   // A store that was opened with a smaller limit shrinks before it serves.
   while (options_.eviction && DiskBytes() > options_.disk_limit_bytes) {
     const std::uint64_t over = DiskBytes() - options_.disk_limit_bytes;
-    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(over));
+    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(over, Victims::kFramesThenLeaves));
     KV_RETURN_IF_ERROR(SyncAndFree());
     if (evicted == 0) break;
   }
@@ -165,6 +165,7 @@ absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   KV_ASSIGN_OR_RETURN(payload_, OpenSegmentStore(PosixFileSystem(), payload_folder(),
                                                  {.segment_bytes = options_.segment_bytes,
                                                   .allocate_ahead_bytes = allocate_ahead_bytes_}));
+  KV_ASSIGN_OR_RETURN(profiles_, ProfileStore::Open(PosixFileSystem(), profile_folder()));
   KV_RETURN_IF_ERROR(LoadIdentity());
 
   absl::Status loaded = LoadModels();
@@ -195,8 +196,23 @@ absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   KV_ASSIGN_OR_RETURN(PayloadRecoveryStats stats, payload_->FinishRecovery());
   recovery_.unreferenced_bytes = stats.unreferenced_bytes;
   recovery_.foreign_files = std::move(stats.foreign_files);
+  for (const std::string& file : profiles_->foreign_files()) {
+    recovery_.foreign_files.push_back("profiles/" + file);
+  }
+  recovery_.notes.insert(recovery_.notes.end(), profiles_->notes().begin(),
+                         profiles_->notes().end());
+  NoteMissingProfiles();
   for (std::string& note : stats.notes) recovery_.notes.push_back(std::move(note));
   return absl::OkStatus();
+}
+
+void Engine::Core::NoteMissingProfiles() {
+  absl::ReaderMutexLock lock(&index_mutex_);
+  for (const auto& [id, frames] : census_.profiles()) {
+    if (profiles_->Find(id)) continue;
+    recovery_.notes.push_back(absl::StrCat(frames, " frames name the profile ", id.ToHex(),
+                                           ", which is not stored; put it again"));
+  }
 }
 
 // Seed and secret are kept twice: in a file, and as a row.
@@ -247,8 +263,7 @@ absl::Status Engine::Core::LoadModels() {
         absl::MutexLock lock(&index_mutex_);
         const auto slot = index_.AddModel(row_key->tenant, row_key->model, spec->block_tokens);
         if (slot) {
-          models_[*slot] =
-              std::make_shared<const RegisteredModel>(RegisteredModel{*spec, KvGeometry(*spec)});
+          models_[*slot] = std::make_shared<const RegisteredModel>(*spec);
         }
         return true;
       }));
@@ -274,6 +289,11 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
   ProgressMeter meter(progress);
   // By node ref: nodes are linked once all are there, since rows come in the order of their ids.
   std::vector<TrieNodeId> parents;
+  // What the rows say of frames beyond what the index keeps.
+  std::vector<std::uint32_t> profile_numbers;  // by node ref; 0: none
+  std::vector<ProfileId> profiles(1);
+  absl::flat_hash_map<ProfileId, std::uint32_t> numbers_of_profiles;
+  absl::flat_hash_map<NodeRef, RungRow> other_rungs;
   std::vector<std::string> bad_keys;
   std::uint64_t alien_rows = 0;
   const std::uint32_t now = NowSeconds();
@@ -292,6 +312,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
           bad_keys.emplace_back(key);
           return true;
         }
+        const NodeFrames frames = FramesOf(*row);
         absl::MutexLock lock(&index_mutex_);
         // A model whose row is lost keeps its nodes until it is registered again.
         const auto slot = index_.AddModel(row_key->tenant, row->model, 0);
@@ -304,7 +325,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
              .salt = row->salt,
              .extra_key = row->extra_key,
              .tokens = row->tokens,
-             .frames = FramesOf(*row),
+             .frames = frames,
              .block_surprisal_bits = row->surprisal_bits,
              .last_used_seconds = static_cast<std::uint32_t>(row->created_unix_seconds),
              .expires_seconds = static_cast<std::uint32_t>(row->expires_unix_seconds),
@@ -312,6 +333,18 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
              .depth = row->depth});
         parents.resize(index_.ref_end());
         parents[ref] = row->parent;
+        for (const RungRow& rung : row->rungs) {
+          if (LocationOf(rung) != LocationOf(frames.frame)) {
+            other_rungs.emplace(ref, rung);
+            continue;
+          }
+          if (rung.profile.empty()) continue;
+          const auto [number, is_new] = numbers_of_profiles.try_emplace(
+              rung.profile, static_cast<std::uint32_t>(profiles.size()));
+          if (is_new) profiles.push_back(rung.profile);
+          profile_numbers.resize(index_.ref_end());
+          profile_numbers[ref] = number->second;
+        }
         if (row->expires_unix_seconds != 0) {
           expiries_.emplace(std::max(now, static_cast<std::uint32_t>(row->expires_unix_seconds)),
                             row_key->node);
@@ -323,7 +356,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
   }
   BatchesByTenant batches;
   std::vector<PayloadLocation> unreferenced;
-  std::vector<NodeRef> lost_frames;  // their rows still name a record
+  absl::flat_hash_map<NodeRef, std::vector<RungRow>> kept_rungs;  // of nodes that lost one
   {
     absl::MutexLock lock(&index_mutex_);
     if (!scanned.ok()) {
@@ -334,14 +367,41 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       expiries_ = {};
       return scanned;
     }
+    const auto rungs_of = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+      if (const auto kept = kept_rungs.find(ref); kept != kept_rungs.end()) return kept->second;
+      std::vector<RungRow> rungs;
+      const IndexNode& node = index_.node(ref);
+      if (node.has_frame()) {
+        rungs.push_back(
+            {.rung = RungOf(node.codec()),
+             .quality = node.quality(),
+             .codec = node.codec(),
+             .profile = ref < profile_numbers.size() ? profiles[profile_numbers[ref]] : ProfileId{},
+             .segment = node.frame.segment,
+             .offset_pages = node.frame.offset_pages,
+             .record_bytes = node.frame.record_bytes});
+      }
+      if (const auto other = other_rungs.find(ref); other != other_rungs.end()) {
+        rungs.push_back(other->second);
+      }
+      return rungs;
+    };
     std::vector<NodeRef> orphans;
     std::vector<NodeRef> frameless;
     for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
       if (!index_.alive(ref)) continue;
       const IndexNode& node = index_.node(ref);
-      if (node.has_frame() && !payload_->MarkLive(LocationOf(node.frame)).ok()) {
-        index_.SetFrames(ref, {});
-        lost_frames.push_back(ref);
+      std::vector<RungRow> rungs = rungs_of(ref);
+      const auto lost = std::erase_if(rungs, [this](const RungRow& rung) {
+        return !payload_->MarkLive(LocationOf(rung)).ok();
+      });
+      for (const RungRow& rung : rungs) census_.Add(node.model, rung);
+      if (lost > 0) {
+        NodeRow left;
+        left.provenance = node.on_lossy != 0 ? Provenance::kOnLossy : Provenance::kExact;
+        left.rungs = rungs;
+        index_.SetFrames(ref, FramesOf(left));
+        kept_rungs.emplace(ref, std::move(rungs));
       }
       if (!node.has_frame()) frameless.push_back(ref);
       NodeRef parent = 0;
@@ -359,8 +419,9 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       const IndexNode& node = index_.node(ref);
       const TenantId tenant = index_.model(node.model).tenant;
       batches.Of(tenant).Delete(MetaTable::kNodes, NodeRowKey{tenant, node.id}.Encode());
-      if (node.has_frame()) {
-        unreferenced.push_back(LocationOf(node.frame));
+      for (const RungRow& rung : rungs_of(ref)) {
+        census_.Remove(node.model, rung);
+        unreferenced.push_back(LocationOf(rung));
       }
       index_.Erase(ref);
       ++recovery_.nodes_dropped;
@@ -393,41 +454,56 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
   for (const std::string& key : bad_keys) {
     batches.Of(NodeRowKey::Decode(key)->tenant).Delete(MetaTable::kNodes, key);
   }
-  for (const NodeRef ref : lost_frames) {
+  for (const auto& [ref, kept] : kept_rungs) {
     NodeRowKey row_key;
     {
       absl::ReaderMutexLock lock(&index_mutex_);
       if (!index_.alive(ref)) continue;
       row_key = {index_.model(index_.node(ref).model).tenant, index_.node(ref).id};
     }
-    const auto text = meta_->Get(MetaTable::kNodes, row_key.Encode());
-    if (!text.ok() || !text->has_value()) continue;
-    auto row = NodeRow::Decode(**text);
+    auto row = ReadRow(row_key.tenant, row_key.node);
     if (!row.ok()) continue;
-    row->rungs.clear();
+    std::erase_if(row->rungs, [&kept = kept](const RungRow& rung) {
+      return std::none_of(kept.begin(), kept.end(), [&rung](const RungRow& one) {
+        return LocationOf(one) == LocationOf(rung);
+      });
+    });
     batches.Of(row_key.tenant).Put(MetaTable::kNodes, row_key.Encode(), row->Encode());
   }
   return batches.WriteTo(*meta_);
 }
 
+// A node may have a record for each rung: what the first one said of it gets the rung of the
+// second.
 absl::Status Engine::Core::RebuildFromSegments(const OpenProgress& progress) {
   ProgressMeter meter(progress);
-  BatchesByTenant batches;
+  absl::flat_hash_map<std::pair<TenantId, TrieNodeId>, NodeRow> rows;  // not written yet
+  const auto write_rows = [&]() -> absl::Status {
+    BatchesByTenant batches;
+    for (const auto& [key, row] : rows) {
+      batches.Of(key.first).Put(MetaTable::kNodes, NodeRowKey{key.first, key.second}.Encode(),
+                                row.Encode());
+    }
+    rows.clear();
+    return batches.WriteTo(*meta_);
+  };
   absl::Status written;
   KV_RETURN_IF_ERROR(payload_->Scan([&](const PayloadLocation& at, std::string_view bytes) {
     meter.Count("rebuilding metadata from segments");
     auto descriptor = NodeDescriptor::Decode(bytes);
     if (!descriptor.ok() || !written.ok()) return;
-    NodeRow row = std::move(descriptor->row);
-    row.rungs = {{descriptor->rung, descriptor->quality, descriptor->codec, descriptor->profile,
-                  at.segment, at.offset_pages, at.record_bytes}};
-    batches.Of(descriptor->tenant)
-        .Put(MetaTable::kNodes, NodeRowKey{descriptor->tenant, descriptor->node}.Encode(),
-             row.Encode());
-    if (batches.change_count() >= kRowsPerBatch) written = batches.WriteTo(*meta_);
+    const auto [found, is_new] = rows.try_emplace({descriptor->tenant, descriptor->node});
+    NodeRow& row = found->second;
+    if (is_new) {
+      auto stored = ReadRow(descriptor->tenant, descriptor->node);
+      row = stored.ok() ? *std::move(stored) : std::move(descriptor->row);
+    }
+    row.SetRung({descriptor->rung, descriptor->quality, descriptor->codec, descriptor->profile,
+                 at.segment, at.offset_pages, at.record_bytes});
+    if (rows.size() >= kRowsPerBatch) written = write_rows();
   }));
   KV_RETURN_IF_ERROR(written);
-  KV_RETURN_IF_ERROR(batches.WriteTo(*meta_));
+  KV_RETURN_IF_ERROR(write_rows());
   return LoadNodes(progress);
 }
 
@@ -451,7 +527,7 @@ void Engine::Core::LoadPins() {
                            .bytes = 0,
                            .end_unix_seconds = row->end_unix_seconds};
         for (NodeRef at = ref; at != 0; at = index_.parent(at)) {
-          pin.bytes += index_.node(at).frame.record_bytes;
+          pin.bytes += StoredBytes(index_.node(at));
         }
         holds_.AddPin(row_key->pin, pin);
         return true;

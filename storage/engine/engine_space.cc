@@ -31,7 +31,8 @@ constexpr std::uint64_t kBallastBytesMax = std::uint64_t{16} << 20;
 }  // namespace
 
 std::uint64_t Engine::Core::DiskBytes() const {
-  return payload_->Usage().disk_bytes + meta_disk_bytes_.load(std::memory_order_relaxed);
+  return payload_->Usage().disk_bytes + profiles_->disk_bytes() +
+         meta_disk_bytes_.load(std::memory_order_relaxed);
 }
 
 std::vector<std::string> Engine::Core::DegradedReasons() const {
@@ -141,7 +142,9 @@ absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
                                               : absl::StrCat("the store is full: ", used, " of ",
                                                              limit, " bytes; eviction is off"));
     }
-    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(limit_fits ? 4 * bytes : stride));
+    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted,
+                        Evict(limit_fits ? 4 * bytes : stride,
+                              index_fits ? Victims::kFramesThenLeaves : Victims::kLeaves));
     shrunk = limit_fits;
     if (evicted == 0 && limit_fits) {
       return absl::ResourceExhaustedError(
@@ -156,16 +159,17 @@ absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
   }
 }
 
-// What losing this node costs, per byte that it takes: how likely it is used again soon, times the
+// What losing these bytes of the node costs, per byte: how likely it is used again soon, times the
 // time to compute it again.
-double Engine::Core::RetentionValue(const IndexNode& node, std::uint32_t now_seconds) const {
+double Engine::Core::RetentionValue(const IndexNode& node, std::uint64_t bytes,
+                                    std::uint32_t now_seconds) const {
   const double idle_seconds =
       now_seconds > node.last_used_seconds ? now_seconds - node.last_used_seconds : 0;
   const double uses_per_second = (1.0 + node.use_count) / (idle_seconds + kRecencySeconds);
   const double block_tokens = index_.model(node.model).block_tokens;
   const double cost = block_tokens * (1 + node.depth * block_tokens / kAttentionTokens);
-  const double bytes = std::max<double>(1, node.frame.record_bytes);
-  return uses_per_second * cost / bytes * static_cast<double>(1u << (2 * node.priority));
+  return uses_per_second * cost / std::max<double>(1, static_cast<double>(bytes)) *
+         static_cast<double>(1u << (2 * node.priority));
 }
 
 // Leaves first: a block without its prefix is of no use to anybody. Random sampling instead of an
@@ -202,7 +206,8 @@ std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes) {
       if (!index_.alive(ref) || chosen.contains(ref)) continue;
       const NodeRef leaf = leaf_under(ref);
       if (leaf == 0) continue;
-      if (const double value = RetentionValue(index_.node(leaf), now); value < best_value) {
+      const IndexNode& node = index_.node(leaf);
+      if (const double value = RetentionValue(node, StoredBytes(node), now); value < best_value) {
         best = leaf;
         best_value = value;
       }
@@ -212,13 +217,68 @@ std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes) {
     chosen.insert(best);
     victims.push_back(best);
     // A node without a frame still gives back its place in the index.
-    total_bytes += std::max<std::uint64_t>(LocationOf(index_.node(best).frame).disk_bytes(), 4096);
+    total_bytes += std::max<std::uint64_t>(StoredBytes(index_.node(best)), 4096);
   }
   return victims;
 }
 
-absl::StatusOr<std::uint64_t> Engine::Core::Evict(std::uint64_t bytes) {
+// Nodes with a second frame whose loss costs least: what is left of them still serves.
+std::vector<NodeRef> Engine::Core::ChooseTwoFrameNodes(std::uint64_t bytes) {
+  static thread_local absl::BitGen random;
+  std::vector<NodeRef> chosen;
+  std::uint64_t left = 0;
+  for (std::size_t slot = 0; slot < index_.model_count(); ++slot) {
+    left += index_.model(static_cast<ModelSlot>(slot)).other_frame_count;
+  }
+  if (left == 0) return chosen;
+  const absl::flat_hash_set<NodeRef> held = HeldPaths();
+  absl::flat_hash_set<NodeRef> taken;
+  const std::uint32_t now = NowSeconds();
+  const auto is_candidate = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+    return index_.alive(ref) && index_.node(ref).has_other() && !held.contains(ref) &&
+           !taken.contains(ref);
+  };
+  std::uint64_t total_bytes = 0;
+  for (; total_bytes < bytes && left > 0; --left) {
+    NodeRef best = 0;
+    double best_value = std::numeric_limits<double>::infinity();
+    for (int sample = 0; sample < kEvictionSamples; ++sample) {
+      const NodeRef ref = absl::Uniform<NodeRef>(random, 1, index_.ref_end());
+      if (!is_candidate(ref)) continue;
+      const IndexNode& node = index_.node(ref);
+      const double value = RetentionValue(node, RawFrameBytes(node.model), now);
+      if (value < best_value) {
+        best = ref;
+        best_value = value;
+      }
+    }
+    // Where they are few, they are looked for in turn: once round for each eviction.
+    for (NodeRef steps = index_.ref_end(); best == 0 && steps > 0; --steps) {
+      if (two_frame_hand_ >= index_.ref_end()) two_frame_hand_ = 1;
+      const NodeRef ref = two_frame_hand_++;
+      if (is_candidate(ref)) best = ref;
+    }
+    if (best == 0) break;
+    taken.insert(best);
+    chosen.push_back(best);
+    total_bytes += std::max<std::uint64_t>(RawFrameBytes(index_.node(best).model), 4096);
+  }
+  return chosen;
+}
+
+absl::StatusOr<std::uint64_t> Engine::Core::Evict(std::uint64_t bytes, Victims which) {
   absl::MutexLock change(&change_mutex_);
+  std::uint64_t freed_bytes = 0;
+  if (which == Victims::kFramesThenLeaves) {
+    std::vector<NodeRef> nodes;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      nodes = ChooseTwoFrameNodes(bytes);
+    }
+    KV_RETURN_IF_ERROR(DropOtherFrames(nodes, &freed_bytes));
+    if (freed_bytes >= bytes) return freed_bytes;
+    bytes -= freed_bytes;
+  }
   std::vector<NodeRef> victims;
   {
     absl::ReaderMutexLock lock(&index_mutex_);
@@ -226,7 +286,103 @@ absl::StatusOr<std::uint64_t> Engine::Core::Evict(std::uint64_t bytes) {
   }
   DeletedCount count;
   KV_RETURN_IF_ERROR(Unlink(victims, RemovalReason::kEvicted, &count));
-  return count.blocks == 0 ? 0 : std::max<std::uint64_t>(count.bytes, 1);
+  freed_bytes += count.bytes;
+  return count.blocks == 0 ? freed_bytes : std::max<std::uint64_t>(freed_bytes, 1);
+}
+
+absl::Status Engine::Core::DropOtherFrames(const std::vector<NodeRef>& refs,
+                                           std::uint64_t* freed_bytes) {
+  struct Dropped {
+    NodeRef ref;
+    NodeRow row;  // without it
+    RungRow rung;
+  };
+  for (std::size_t begin = 0; begin < refs.size(); begin += kRemovalsPerBatch) {
+    std::vector<Dropped> drops;
+    std::map<TenantId, MetaBatch> batches;
+    for (const NodeRef ref :
+         std::span(refs).subspan(begin, std::min(kRemovalsPerBatch, refs.size() - begin))) {
+      NodeRowKey key;
+      FrameRef kept;
+      {
+        absl::ReaderMutexLock lock(&index_mutex_);
+        const IndexNode& node = index_.node(ref);
+        key = {index_.model(node.model).tenant, node.id};
+        kept = node.frame;
+      }
+      auto row = ReadRow(key.tenant, key.node);
+      if (!row.ok()) continue;  // the next start drops it
+      const auto other = std::find_if(
+          row->rungs.begin(), row->rungs.end(),
+          [&kept](const RungRow& rung) { return !(LocationOf(rung) == LocationOf(kept)); });
+      if (other == row->rungs.end()) continue;
+      const RungRow rung = *other;
+      row->rungs.erase(other);
+      batches.try_emplace(key.tenant, key.tenant)
+          .first->second.Put(MetaTable::kNodes, key.Encode(), row->Encode());
+      drops.push_back({ref, *std::move(row), rung});
+    }
+    for (const auto& [tenant, batch] : batches) KV_RETURN_IF_ERROR(WriteRemoval(batch));
+    std::vector<PayloadLocation> frees;
+    {
+      absl::MutexLock lock(&index_mutex_);
+      for (const Dropped& drop : drops) {
+        index_.SetFrames(drop.ref, FramesOf(drop.row));
+        census_.Remove(index_.node(drop.ref).model, drop.rung);
+        frees.push_back(LocationOf(drop.rung));
+      }
+    }
+    counters_.evicted_frames += frees.size();
+    for (const PayloadLocation& at : frees) {
+      counters_.evicted_bytes += at.disk_bytes();
+      *freed_bytes += at.disk_bytes();
+    }
+    FreeLater(frees);
+  }
+  return absl::OkStatus();
+}
+
+// The rungs that a row would say, for nodes of which the index knows all; from the row for others.
+std::vector<RungRow> Engine::Core::RungsOf(NodeRef ref) {
+  NodeRowKey key;
+  RungRow in_index;
+  bool is_all;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const IndexNode& node = index_.node(ref);
+    if (!node.has_frame()) return {};
+    key = {index_.model(node.model).tenant, node.id};
+    in_index = {.rung = RungOf(node.codec()),
+                .quality = node.quality(),
+                .codec = node.codec(),
+                .segment = node.frame.segment,
+                .offset_pages = node.frame.offset_pages,
+                .record_bytes = node.frame.record_bytes};
+    const bool may_name_a_profile =
+        node.codec() == CodecId::kResidual || node.codec() == CodecId::kLossless;
+    is_all = !node.has_other() && !may_name_a_profile;
+  }
+  if (is_all) return {in_index};
+  const auto row = ReadRow(key.tenant, key.node);
+  // What is not known stays where it is until the next start, which frees what no row names.
+  return row.ok() ? row->rungs : std::vector<RungRow>{in_index};
+}
+
+void Engine::Core::FreeLater(const std::vector<PayloadLocation>& locations) {
+  std::uint64_t bytes = 0;
+  for (const PayloadLocation& at : locations) {
+    tier_.Erase(at);
+    bytes += at.disk_bytes();
+  }
+  absl::MutexLock lock(&sync_mutex_);
+  pending_frees_.insert(pending_frees_.end(), locations.begin(), locations.end());
+  pending_free_bytes_ += bytes;
+}
+
+absl::Status Engine::Core::WriteRemoval(const MetaBatch& batch) {
+  absl::Status status = WriteMeta(batch);
+  if (absl::IsResourceExhausted(status) && DropBallast()) status = WriteMeta(batch);
+  return status;
 }
 
 void Engine::Core::CollectSubtree(NodeRef root, std::vector<NodeRef>* children_first) const {
@@ -247,6 +403,8 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
     const auto piece =
         std::span(refs).subspan(begin, std::min(kRemovalsPerBatch, refs.size() - begin));
     std::map<TenantId, MetaBatch> batches;
+    std::vector<std::vector<RungRow>> rungs;  // of each node
+    for (const NodeRef ref : piece) rungs.push_back(RungsOf(ref));
     {
       absl::ReaderMutexLock lock(&index_mutex_);
       for (const NodeRef ref : piece) {
@@ -259,17 +417,14 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
         }
       }
     }
-    for (const auto& [tenant, batch] : batches) {
-      absl::Status status = WriteMeta(batch);
-      if (absl::IsResourceExhausted(status) && DropBallast()) status = WriteMeta(batch);
-      KV_RETURN_IF_ERROR(status);
-    }
+    for (const auto& [tenant, batch] : batches) KV_RETURN_IF_ERROR(WriteRemoval(batch));
 
     std::vector<StoreEvent> events;
     std::vector<PayloadLocation> frees;
     {
       absl::MutexLock lock(&index_mutex_);
-      for (const NodeRef ref : piece) {
+      for (std::size_t i = 0; i < piece.size(); ++i) {
+        const NodeRef ref = piece[i];
         const IndexNode& node = index_.node(ref);
         const NodeRef parent = index_.parent(ref);
         events.push_back({.kind = StoreEventKind::kRemoved,
@@ -279,7 +434,10 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
                           .parent = parent == 0 ? TrieNodeId{} : index_.node(parent).id,
                           .depth = node.depth,
                           .tokens = {}});
-        if (node.has_frame()) frees.push_back(LocationOf(node.frame));
+        for (const RungRow& rung : rungs[i]) {
+          census_.Remove(node.model, rung);
+          frees.push_back(LocationOf(rung));
+        }
         for (const PinId& pin : holds_.PinsOn(ref)) holds_.DropPin(pin);
         holds_.Forget(ref);
         index_.Erase(ref);
@@ -288,10 +446,7 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
     sweep_sessions_ = true;
     count->blocks += piece.size();
     std::uint64_t freed_bytes = 0;
-    for (const PayloadLocation& at : frees) {
-      tier_.Erase(at);
-      freed_bytes += at.disk_bytes();
-    }
+    for (const PayloadLocation& at : frees) freed_bytes += at.disk_bytes();
     count->bytes += freed_bytes;
     switch (reason) {
       case RemovalReason::kEvicted:
@@ -307,11 +462,7 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
       case RemovalReason::kCorrupt:
         break;  // counted where it was found
     }
-    {
-      absl::MutexLock lock(&sync_mutex_);
-      pending_frees_.insert(pending_frees_.end(), frees.begin(), frees.end());
-      pending_free_bytes_ += freed_bytes;
-    }
+    FreeLater(frees);
     events_.Append(std::move(events));
   }
   return absl::OkStatus();
@@ -438,37 +589,43 @@ void Engine::Core::DropCorruptFrame(const StoredFrame& frame) {
   NodeRef ref;
   TenantId tenant;
   bool is_leaf;
+  bool is_in_index;
   {
     absl::ReaderMutexLock lock(&index_mutex_);
     ref = index_.FindById(frame.node);
-    if (ref == 0 || LocationOf(index_.node(ref).frame) != frame.at) return;
-    tenant = index_.model(index_.node(ref).model).tenant;
-    is_leaf = index_.node(ref).is_leaf();
+    if (ref == 0) return;
+    const IndexNode& node = index_.node(ref);
+    is_in_index = node.has_frame() && LocationOf(node.frame) == frame.at;
+    if (!is_in_index && !node.has_other()) return;
+    tenant = index_.model(node.model).tenant;
+    is_leaf = node.is_leaf();
   }
-  if (is_leaf) {
+  const auto old_rungs = RungsOf(ref);
+  const auto bad = std::find_if(old_rungs.begin(), old_rungs.end(), [&frame](const RungRow& rung) {
+    return LocationOf(rung) == frame.at;
+  });
+  if (bad == old_rungs.end()) return;
+  if (is_leaf && old_rungs.size() == 1) {
     DeletedCount count;
     Unlink({ref}, RemovalReason::kCorrupt, &count).IgnoreError();
     return;
   }
   // What hangs on it is good, and useful again once somebody puts this block again.
-  const std::string row_key = NodeRowKey{tenant, frame.node}.Encode();
-  const auto text = meta_->Get(MetaTable::kNodes, row_key);
-  if (text.ok() && text->has_value()) {
-    if (auto row = NodeRow::Decode(**text); row.ok()) {
-      row->rungs.clear();
-      MetaBatch batch(tenant);
-      batch.Put(MetaTable::kNodes, row_key, row->Encode());
-      if (!WriteMeta(batch).ok()) return;
-    }
+  NodeFrames frames;
+  if (auto row = ReadRow(tenant, frame.node); row.ok()) {
+    std::erase_if(row->rungs,
+                  [&frame](const RungRow& rung) { return LocationOf(rung) == frame.at; });
+    MetaBatch batch(tenant);
+    batch.Put(MetaTable::kNodes, NodeRowKey{tenant, frame.node}.Encode(), row->Encode());
+    if (!WriteMeta(batch).ok()) return;
+    frames = FramesOf(*row);
   }
   {
     absl::MutexLock lock(&index_mutex_);
-    index_.SetFrames(ref, {});
+    index_.SetFrames(ref, frames);
+    census_.Remove(index_.node(ref).model, *bad);
   }
-  tier_.Erase(frame.at);
-  absl::MutexLock lock(&sync_mutex_);
-  pending_frees_.push_back(frame.at);
-  pending_free_bytes_ += frame.at.disk_bytes();
+  FreeLater({frame.at});
 }
 
 absl::flat_hash_set<NodeRef> Engine::Core::HeldPaths() const {
@@ -623,7 +780,9 @@ void Engine::Core::RunMaintenance() {
   SyncAndFree().IgnoreError();  // counted, and shown as degraded
   const std::uint64_t used = DiskBytes();
   if (options_.eviction && used > options_.disk_limit_bytes) {
-    if (Evict(used - options_.disk_limit_bytes).ok()) SyncAndFree().IgnoreError();
+    if (Evict(used - options_.disk_limit_bytes, Victims::kFramesThenLeaves).ok()) {
+      SyncAndFree().IgnoreError();
+    }
   }
 }
 

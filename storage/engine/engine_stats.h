@@ -4,7 +4,16 @@
 #include <string>
 #include <vector>
 
+#include "storage/kv/quality.h"
+
 namespace kvtrie {
+
+// Stored frames of one codec.
+struct CodecUsage {
+  CodecId codec = CodecId::kRaw;
+  std::uint64_t frames = 0;
+  std::uint64_t bytes = 0;
+};
 
 // Counts and sizes of the engine at one moment. Counters (…_total) never fall while the process
 // lives.
@@ -20,6 +29,10 @@ struct EngineStats {
   std::uint64_t missed_reads_total = 0;    // named by a client, not stored (any more)
   std::uint64_t corrupt_frames_total = 0;  // failed their check; dropped, never served
   std::uint64_t read_errors_total = 0;
+  std::uint64_t decoded_blocks_total = 0;
+  std::uint64_t undecoded_blocks_total = 0;  // asked for raw, and there is no decoder here
+  std::uint64_t decode_errors_total = 0;
+  std::uint64_t damaged_profiles_total = 0;  // failed their check; dropped, never served
   // Blocks put: attempted = stored + duplicate + failed.
   std::uint64_t put_blocks_total = 0;
   std::uint64_t stored_blocks_total = 0;
@@ -29,6 +42,7 @@ struct EngineStats {
   std::uint64_t raw_bytes_total = 0;     // what they are raw
   // What went.
   std::uint64_t evicted_blocks_total = 0;
+  std::uint64_t evicted_frames_total = 0;  // of blocks that kept another one
   std::uint64_t evicted_bytes_total = 0;
   std::uint64_t expired_blocks_total = 0;
   std::uint64_t deleted_blocks_total = 0;
@@ -42,7 +56,9 @@ struct EngineStats {
   std::uint64_t node_count = 0;
   std::uint64_t live_bytes = 0;      // frames of published nodes
   std::uint64_t raw_live_bytes = 0;  // what they are raw
-  std::uint64_t disk_bytes = 0;      // what du shows
+  std::uint64_t profile_count = 0;
+  std::uint64_t profile_bytes = 0;
+  std::uint64_t disk_bytes = 0;  // what du shows
   std::uint64_t disk_limit_bytes = 0;
   std::uint64_t segment_count = 0;
   std::uint64_t memory_tier_bytes = 0;
@@ -61,6 +77,8 @@ struct EngineStats {
   // Why the store does not serve in full; empty when all is well ("disk full", "disk read-only",
   // ...).
   std::vector<std::string> degraded;
+
+  std::vector<CodecUsage> codecs;  // of kAllCodecs
 };
 
 }  // namespace kvtrie

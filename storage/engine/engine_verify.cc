@@ -1,4 +1,5 @@
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -7,6 +8,16 @@
 #include "storage/meta/meta_keys.h"
 
 namespace kvtrie {
+namespace {
+
+bool IsInIndex(const NodeRow& row, const IndexNode& node) {
+  const NodeFrames frames = FramesOf(row);
+  return frames.frame == node.frame && frames.quality == node.quality() &&
+         frames.codec == node.codec() && frames.other_quality.has_value() == node.has_other() &&
+         (!node.has_other() || *frames.other_quality == node.other_quality());
+}
+
+}  // namespace
 
 absl::Status Engine::Core::Verify(bool structure_only, bool repair,
                                   const std::function<bool(const VerifyProgress&)>& report) {
@@ -29,6 +40,7 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
       progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
     }
     std::uint64_t row_count = 0;
+    FrameCensus census;
     const absl::Status scanned = meta_->Scan(
         MetaTable::kNodes, "", "",
         [&](std::string_view key, std::string_view value) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
@@ -45,12 +57,9 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
             return true;
           }
           const IndexNode& node = index_.node(ref);
-          const FrameRef frame = row->rungs.empty() ? FrameRef{}
-                                                    : FrameRef{row->rungs.front().segment,
-                                                               row->rungs.front().offset_pages,
-                                                               row->rungs.front().record_bytes};
+          for (const RungRow& rung : row->rungs) census.Add(node.model, rung);
           const NodeRef parent = index_.parent(ref);
-          if (frame != node.frame || row->depth != node.depth ||
+          if (!IsInIndex(*row, node) || row->depth != node.depth ||
               row->parent != (parent == 0 ? TrieNodeId{} : index_.node(parent).id)) {
             progress.findings.push_back({row_key->node, "row and index differ"});
           }
@@ -61,30 +70,60 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
       progress.findings.push_back(
           {TrieNodeId{}, absl::StrCat(row_count, " rows for ", index_.node_count(), " nodes")});
     }
+    if (!(census == census_)) {
+      progress.findings.push_back({TrieNodeId{}, "the sums of frames are not those of the rows"});
+    }
+    for (const auto& [id, frames] : census.profiles()) {
+      if (profiles_->Find(id)) continue;
+      progress.findings.push_back(
+          {TrieNodeId{}, absl::StrCat(frames, " frames name the profile ", id.ToHex(),
+                                      ", which is not stored; put it again")});
+    }
   }
   if (!tell(true)) return absl::CancelledError("verify: stopped");
 
-  // Every frame, read from the disk.
+  // Every profile and every frame, read from the disk.
+  for (const ProfileInfo& profile : profiles_->List()) {
+    if (structure_only) break;
+    const absl::Status bad = profiles_->OpenToRead(profile.id).status();
+    if (absl::IsDataLoss(bad)) {
+      progress.findings.push_back({TrieNodeId{}, std::string(bad.message())});
+    }
+    if (!tell(false)) return absl::CancelledError("verify: stopped");
+  }
   for (NodeRef ref = 1; !structure_only; ++ref) {
-    StoredFrame frame;
+    std::vector<StoredFrame> frames;
+    TenantId tenant;
+    bool has_other;
     {
       absl::ReaderMutexLock lock(&index_mutex_);
       if (ref >= index_.ref_end()) break;
       if (!index_.alive(ref) || !index_.node(ref).has_frame()) continue;
       const IndexNode& node = index_.node(ref);
-      frame.node = node.id;
-      frame.at = LocationOf(node.frame);
+      frames.push_back(FrameInIndex(node));
+      has_other = node.has_other();
+      tenant = index_.model(node.model).tenant;
     }
-    const absl::Status bad = LoadFrame(frame).status();
-    if (!bad.ok() && IsCurrent(frame)) {
-      progress.findings.push_back({frame.node, std::string(bad.message())});
-      if (absl::IsDataLoss(bad)) {
-        counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
-        if (repair) DropCorruptFrame(frame);
+    if (has_other) {
+      const auto row = ReadRow(tenant, frames.front().node);
+      for (const RungRow& rung : row.ok() ? row->rungs : std::vector<RungRow>()) {
+        StoredFrame frame = frames.front();
+        frame.at = LocationOf(rung);
+        if (frame.at != frames.front().at) frames.push_back(frame);
       }
     }
+    for (const StoredFrame& frame : frames) {
+      const absl::Status bad = LoadFrame(frame).status();
+      if (!bad.ok() && IsCurrent(frame)) {
+        progress.findings.push_back({frame.node, std::string(bad.message())});
+        if (absl::IsDataLoss(bad)) {
+          counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
+          if (repair) DropCorruptFrame(frame);
+        }
+      }
+      progress.bytes_read += frame.at.record_bytes;
+    }
     ++progress.nodes_checked;
-    progress.bytes_read += frame.at.record_bytes;
     if (!tell(false)) return absl::CancelledError("verify: stopped");
   }
   progress.done = true;

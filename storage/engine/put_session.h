@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "storage/codec/frame.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/path.h"
 #include "storage/kv/quality.h"
@@ -27,6 +28,11 @@ struct PutAnnouncement {
   std::vector<float> block_surprisal_bits;
   std::uint32_t restored_blocks = 0;
   Quality restored_quality = Quality::kExact;
+  // What will come is at least so good. What is stored at less is missing, what is stored at that
+  // or better is a duplicate.
+  Quality quality = Quality::kExact;
+  // What has no coded frame so good is missing, whatever else is stored of it.
+  bool beside_exact = false;
   bool durable = false;
   std::chrono::seconds ttl{0};
   std::uint32_t priority = 0;
@@ -46,7 +52,7 @@ class BlockWriter {
   virtual ~BlockWriter() = default;
 
   std::uint32_t block_index() const { return block_index_; }
-  // Bytes that the client will send in the chosen encoding.
+  // Bytes that the client will send: of the raw block, or of the frame.
   std::uint64_t total_bytes() const { return total_bytes_; }
   std::uint64_t received_bytes() const { return received_bytes_; }
   bool complete() const { return received_bytes_ == total_bytes_; }
@@ -72,7 +78,7 @@ class PutSession {
  public:
   virtual ~PutSession() = default;
 
-  // Blocks from `first_block` on that are not stored yet, ascending.
+  // Blocks from `first_block` on that are wanted, ascending.
   virtual const std::vector<std::uint32_t>& missing_blocks() const = 0;
   virtual std::uint32_t block_count() const = 0;
   virtual std::uint32_t ignored_tail_tokens() const = 0;
@@ -81,17 +87,19 @@ class PutSession {
   // True: already stored, nothing to send.
   virtual bool IsStored(std::uint32_t block_index, TrieNodeId* node) const = 0;
 
-  // Begins a block; `bytes` of the engine's put budget have been taken by the caller and stay taken
-  // until the writer has been finished or dropped (the caller gives them back). InvalidArgument:
-  // the block is outside of the put, begun twice, or has the wrong size for its encoding.
-  // ResourceExhausted: the store is full and may not evict.
-  enum class Encoding { kRaw, kFrame };
+  // Begin a block of raw KV, or a frame of which `head` is the beginning. So many bytes of the
+  // engine's put budget have been taken by the caller and stay taken until the writer has been
+  // finished or dropped (the caller gives them back). InvalidArgument: the block is outside of the
+  // put, begun twice, has the wrong size, or the frame is not one of this put's.
   virtual absl::StatusOr<std::unique_ptr<BlockWriter>> StartBlock(std::uint32_t block_index,
-                                                                  Encoding encoding,
                                                                   std::uint64_t bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<BlockWriter>> StartFrame(std::uint32_t block_index,
+                                                                  const FrameView& head) = 0;
 
   // Writes and publishes complete blocks and calls back once for each. A block is published after
-  // all before it; if one of those fails, so does this (FailedPrecondition). Blocks of one call are
+  // all before it; if one of those fails, so does this (FailedPrecondition). A frame that is not
+  // what it should be fails with InvalidArgument; FailedPrecondition: its profile is not stored
+  // here. Blocks of one call are
   // written one after the other and published together where they can be: cheaper for each, later
   // for the first.
   using DoneCallback = std::function<void(absl::StatusOr<PutBlockResult>)>;

@@ -5,6 +5,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "storage/base/byte_reader.h"
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
@@ -12,48 +13,99 @@
 namespace kvtrie {
 namespace {
 
-std::uint64_t FrameBytes(const KvGeometry& geometry, std::size_t section_count) {
-  return FrameHeaderBytes(section_count) + geometry.raw_block_bytes();
+const char* NameOf(Quality quality) {
+  switch (quality) {
+    case Quality::kUnrated:
+      return "unrated";
+    case Quality::kSmall:
+      return "small";
+    case Quality::kHigh:
+      return "high";
+    case Quality::kNearExact:
+      return "near-exact";
+    case Quality::kExact:
+      return "exact";
+  }
+  return "no quality";
+}
+
+// Stands in a descriptor until the frame has said its own: a descriptor with a profile is longer.
+ProfileId AnyProfile() {
+  ProfileId profile;
+  profile.bytes.fill(0xff);
+  return profile;
+}
+
+absl::Status NoFrameOfThisPut(std::uint32_t block_index, const std::string& why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("block ", block_index, ": not a frame of this put: ", why));
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RecordBlockWriter>> RecordBlockWriter::Create(
-    std::uint32_t block_index, PutSession::Encoding encoding, std::uint64_t total_bytes,
-    const ModelId& model, const KvGeometry& geometry, std::string_view descriptor) {
-  std::vector<std::uint32_t> section_bytes = RawSectionBytes(geometry);
-  const std::uint64_t expected_bytes = encoding == PutSession::Encoding::kRaw
-                                           ? geometry.raw_block_bytes()
-                                           : FrameBytes(geometry, section_bytes.size());
-  if (total_bytes != expected_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("block ", block_index, ": has ", total_bytes,
-                                                   " bytes; a block of this model has ",
-                                                   expected_bytes));
+absl::StatusOr<std::unique_ptr<RecordBlockWriter>> RecordBlockWriter::CreateRaw(
+    ExpectedBlock expected, std::uint64_t total_bytes, const KvGeometry& geometry) {
+  if (total_bytes != geometry.raw_block_bytes()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block ", expected.block_index, ": has ", total_bytes,
+                     " bytes; a block of this model has ", geometry.raw_block_bytes()));
   }
-  return absl::WrapUnique(new RecordBlockWriter(block_index, encoding, total_bytes, model,
-                                                std::move(section_bytes), descriptor));
+  expected.descriptor.rung = Rung::kExact;
+  expected.descriptor.codec = CodecId::kRaw;
+  expected.descriptor.quality = expected.served_quality_max;
+  return absl::WrapUnique(new RecordBlockWriter(std::move(expected), total_bytes, geometry,
+                                                Content::kRawKv, Quality::kExact));
 }
 
-RecordBlockWriter::RecordBlockWriter(std::uint32_t block_index, PutSession::Encoding encoding,
-                                     std::uint64_t total_bytes, const ModelId& model,
-                                     std::vector<std::uint32_t> section_bytes,
-                                     std::string_view descriptor)
-    : BlockWriter(block_index, total_bytes),
-      encoding_(encoding),
-      model_(model),
-      section_bytes_(std::move(section_bytes)),
-      header_bytes_(FrameHeaderBytes(section_bytes_.size())),
-      record_(descriptor,
-              encoding == PutSession::Encoding::kRaw ? header_bytes_ + total_bytes : total_bytes),
-      incoming_(record_.payload().data() +
-                (encoding == PutSession::Encoding::kRaw ? header_bytes_ : 0)) {
-  if (encoding_ == PutSession::Encoding::kFrame) {
-    sections_.push_back({.bytes = static_cast<std::uint32_t>(header_bytes_)});
+absl::StatusOr<std::unique_ptr<RecordBlockWriter>> RecordBlockWriter::CreateFrame(
+    ExpectedBlock expected, const FrameView& head, const ModelSpec& spec,
+    const KvGeometry& geometry) {
+  const auto refuse = [&expected](const std::string& why) {
+    return NoFrameOfThisPut(expected.block_index, why);
+  };
+  if (head.model() != expected.descriptor.row.model) return refuse("it names another model");
+  if (absl::Status status = head.CheckGeometry(geometry); !status.ok()) {
+    return refuse(std::string(status.message()));
   }
+  if (head.rung() == Rung::kCoded && !spec.layout_tag.empty()) {
+    return refuse("KV of a model with a layout_tag is stored exact only");
+  }
+  if (!IsAtLeast(head.quality(), expected.frame_quality_min)) {
+    return refuse(absl::StrCat("its quality is ", NameOf(head.quality()),
+                               ", and the put announced at least ",
+                               NameOf(expected.frame_quality_min)));
+  }
+  expected.descriptor.rung = head.rung();
+  expected.descriptor.codec = head.codec();
+  expected.descriptor.quality = LowerOf(head.quality(), expected.served_quality_max);
+  if (head.codec() == CodecId::kResidual) expected.descriptor.profile = AnyProfile();
+  return absl::WrapUnique(new RecordBlockWriter(std::move(expected), head.frame_bytes(), geometry,
+                                                Content::kFrame, head.quality()));
+}
+
+RecordBlockWriter::RecordBlockWriter(ExpectedBlock expected, std::uint64_t total_bytes,
+                                     const KvGeometry& geometry, Content content,
+                                     Quality frame_quality)
+    : BlockWriter(expected.block_index, total_bytes),
+      content_(content),
+      descriptor_(std::move(expected.descriptor)),
+      frame_quality_(frame_quality),
+      section_bytes_(RawSectionBytes(geometry)),
+      raw_bytes_(geometry.raw_block_bytes()),
+      header_bytes_(content == Content::kRawKv ? FrameHeaderBytes(section_bytes_.size()) : 0),
+      record_(descriptor_.Encode(), header_bytes_ + total_bytes),
+      incoming_(record_.payload().data() + header_bytes_) {
   for (const std::uint32_t bytes : section_bytes_) sections_.push_back({.bytes = bytes});
 }
 
-void RecordBlockWriter::Copy(std::span<const std::byte> piece) {
+RungRow RecordBlockWriter::rung() const {
+  return {.rung = descriptor_.rung,
+          .quality = descriptor_.quality,
+          .codec = descriptor_.codec,
+          .profile = descriptor_.profile};
+}
+
+void RecordBlockWriter::CopyRaw(std::span<const std::byte> piece) {
   while (!piece.empty()) {
     FrameSection& section = sections_[section_index_];
     const auto part =
@@ -71,6 +123,29 @@ void RecordBlockWriter::Copy(std::span<const std::byte> piece) {
   }
 }
 
+// The checksum of the chunk; that of its section where the two are the same.
+std::uint32_t RecordBlockWriter::AppendRaw(std::span<const std::span<const std::byte>> pieces,
+                                           std::uint64_t chunk_bytes) {
+  const std::uint64_t begin = received_bytes_;
+  const std::size_t first_section = section_index_;
+  const bool is_one_section = section_filled_ == 0 && first_section < sections_.size() &&
+                              sections_[first_section].bytes == chunk_bytes;
+  for (const auto& piece : pieces) CopyRaw(piece);
+  return is_one_section ? sections_[first_section].crc32c
+                        : Crc32c({incoming_ + begin, static_cast<std::size_t>(chunk_bytes)});
+}
+
+std::uint32_t RecordBlockWriter::AppendFrame(std::span<const std::span<const std::byte>> pieces,
+                                             std::uint64_t chunk_bytes) {
+  std::uint32_t crc = 0;
+  for (const auto& piece : pieces) {
+    crc = CopyAndCrc32c(piece, incoming_ + received_bytes_, crc);
+    received_bytes_ += piece.size();
+  }
+  frame_crc_ = JoinCrc32c(frame_crc_, crc, Crc32cShift(chunk_bytes));
+  return crc;
+}
+
 absl::Status RecordBlockWriter::AppendChunk(std::span<const std::span<const std::byte>> pieces,
                                             std::uint32_t crc32c) {
   std::uint64_t chunk_bytes = 0;
@@ -80,14 +155,8 @@ absl::Status RecordBlockWriter::AppendChunk(std::span<const std::span<const std:
         absl::StrCat("block ", block_index_, ": more bytes than its ", total_bytes_));
   }
   const std::uint64_t begin = received_bytes_;
-  const std::size_t first_section = section_index_;
-  const bool is_one_section = section_filled_ == 0 && first_section < sections_.size() &&
-                              sections_[first_section].bytes == chunk_bytes;
-  for (const auto& piece : pieces) Copy(piece);
-
-  const std::uint32_t copied_crc =
-      is_one_section ? sections_[first_section].crc32c
-                     : Crc32c({incoming_ + begin, static_cast<std::size_t>(chunk_bytes)});
+  const std::uint32_t copied_crc = content_ == Content::kRawKv ? AppendRaw(pieces, chunk_bytes)
+                                                               : AppendFrame(pieces, chunk_bytes);
   if (copied_crc != crc32c) {
     return absl::InvalidArgumentError(absl::StrCat("block ", block_index_, ": chunk at offset ",
                                                    begin, " does not match its crc32c"));
@@ -95,45 +164,69 @@ absl::Status RecordBlockWriter::AppendChunk(std::span<const std::span<const std:
   return absl::OkStatus();
 }
 
-// The record's checksum from those of its parts, which were taken as they were copied here.
-void RecordBlockWriter::JoinChecksums(std::uint32_t crc, std::span<const FrameSection> parts) {
+absl::Status RecordBlockWriter::Seal() {
+  KV_CHECK(complete());
+  if (content_ == Content::kFrame) return SealFrame();
+  SealRaw();
+  return absl::OkStatus();
+}
+
+// The record's checksum comes from those of its parts, which were taken as they were copied here.
+void RecordBlockWriter::SealRaw() {
+  const auto header = record_.payload().first(header_bytes_);
+  WriteFrameHeader({.model = descriptor_.row.model, .raw_bytes = raw_bytes_, .sections = sections_},
+                   header);
+  std::uint32_t crc = Crc32c(header);
   std::uint32_t shift = 0;
   std::uint32_t shift_bytes = 0;
-  for (const FrameSection& part : parts) {
+  for (const FrameSection& part : sections_) {
     if (part.bytes != shift_bytes) shift = Crc32cShift(shift_bytes = part.bytes);
     crc = JoinCrc32c(crc, part.crc32c, shift);
   }
   record_.SetPayloadCrc32c(crc);
 }
 
-absl::Status RecordBlockWriter::Seal() {
-  KV_CHECK(complete());
-  if (encoding_ == PutSession::Encoding::kRaw) {
-    const auto header = record_.payload().first(header_bytes_);
-    WriteFrameHeader({.model = model_, .raw_bytes = total_bytes_, .sections = sections_}, header);
-    JoinChecksums(Crc32c(header), sections_);
-    return absl::OkStatus();
+absl::Status RecordBlockWriter::SealFrame() {
+  const absl::StatusOr<FrameView> frame = FrameView::Parse(record_.payload());
+  if (!frame.ok()) return NoFrameOfThisPut(block_index_, std::string(frame.status().message()));
+  KV_RETURN_IF_ERROR(CheckFrame(*frame));
+  if (frame->codec() != CodecId::kRaw) {
+    descriptor_.profile = frame->profile();
+    record_.ReplaceDescriptor(descriptor_.Encode());
   }
-  const auto refuse = [this](std::string_view why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("block ", block_index_, ": not a frame of this model: ", std::string(why)));
+  record_.SetPayloadCrc32c(frame_crc_);
+  return absl::OkStatus();
+}
+
+absl::Status RecordBlockWriter::CheckFrame(const FrameView& frame) const {
+  const auto refuse = [this](const std::string& why) {
+    return NoFrameOfThisPut(block_index_, why);
   };
-  absl::StatusOr<FrameView> frame = FrameView::Parse(record_.payload());
-  if (!frame.ok()) return refuse(std::string(frame.status().message()));
-  if (frame->codec() != CodecId::kRaw) return refuse("codec is not supported");
-  if (frame->rung() != Rung::kExact || frame->quality() != Quality::kExact) {
-    return refuse("a raw frame is exact");
-  }
-  if (frame->model() != model_) return refuse("it names another model");
-  if (frame->section_count() != section_bytes_.size()) return refuse("sections differ");
-  for (std::size_t i = 0; i < section_bytes_.size(); ++i) {
-    const FrameSection section = frame->section(i);
-    if (section.bytes != section_bytes_[i]) return refuse("sections differ");
-    if (section.crc32c != sections_[i + 1].crc32c) {
-      return refuse(absl::StrCat("section ", i, " does not match its crc32c"));
+  // Shared memory may have changed since its head was checked.
+  bool is_same = frame.frame_bytes() == total_bytes_ && frame.codec() == descriptor_.codec &&
+                 frame.quality() == frame_quality_ && frame.model() == descriptor_.row.model &&
+                 frame.raw_bytes() == raw_bytes_;
+  if (frame.codec() == CodecId::kRaw) {
+    is_same = is_same && frame.section_count() == section_bytes_.size();
+    for (std::size_t i = 0; is_same && i < section_bytes_.size(); ++i) {
+      is_same = frame.section(i).bytes == section_bytes_[i];
     }
   }
-  JoinChecksums(0, sections_);
+  if (!is_same) return refuse("its header is another one than it began with");
+  if (absl::Status status = frame.VerifyBody(); !status.ok()) {
+    return refuse(std::string(status.message()));
+  }
+  if (frame.codec() == CodecId::kRaw) return absl::OkStatus();
+  const FrameBinding binding = frame.binding();
+  const std::vector<TokenId>& tokens = descriptor_.row.tokens;
+  const std::size_t position = std::size_t{block_index_} * tokens.size();
+  if (binding.first_position != position) {
+    return refuse(absl::StrCat("its first_position is ", binding.first_position,
+                               ", that of the block is ", position));
+  }
+  if (binding.tokens_crc32c != Crc32c(std::as_bytes(std::span(tokens)))) {
+    return refuse("its tokens_crc32c is not that of the block's announced tokens");
+  }
   return absl::OkStatus();
 }
 

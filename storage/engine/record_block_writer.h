@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -11,49 +10,80 @@
 #include "storage/codec/frame.h"
 #include "storage/engine/put_session.h"
 #include "storage/kv/model_spec.h"
+#include "storage/meta/node_row.h"
 #include "storage/payload/payload_store.h"
 
 namespace kvtrie {
 
-// Builds the frame of one block in the memory of a payload record, section by section as chunks
-// arrive. Raw bytes get a header; a frame that the client made is checked whole. Either way each
-// byte is copied once, and its checksum comes from the copy.
+// What a block of a put has to be.
+struct ExpectedBlock {
+  std::uint32_t block_index = 0;
+  NodeDescriptor descriptor;  // rung, quality, codec and profile are the writer's to say
+  Quality frame_quality_min = Quality::kExact;  // that the put has announced
+  // At which it may be served at most; less than exact on top of a lossy prefix.
+  Quality served_quality_max = Quality::kExact;
+};
+
+// Builds the frame of one block in the memory of a payload record as chunks arrive. Raw bytes get a
+// header; a frame that the client made is checked whole. Either way each byte is copied once, and
+// its checksum comes from the copy.
 class RecordBlockWriter final : public BlockWriter {
  public:
-  // Bytes that `total_bytes` must have for raw KV of this geometry.
-  static absl::StatusOr<std::unique_ptr<RecordBlockWriter>> Create(
-      std::uint32_t block_index, PutSession::Encoding encoding, std::uint64_t total_bytes,
-      const ModelId& model, const KvGeometry& geometry, std::string_view descriptor);
+  // Raw KV. InvalidArgument: `total_bytes` is not the size of such a block.
+  static absl::StatusOr<std::unique_ptr<RecordBlockWriter>> CreateRaw(ExpectedBlock expected,
+                                                                      std::uint64_t total_bytes,
+                                                                      const KvGeometry& geometry);
+  // A frame that begins with `head`. InvalidArgument: it is of another model or geometry, of less
+  // quality than the put has announced, or coded where the model's layout allows exact ones only.
+  static absl::StatusOr<std::unique_ptr<RecordBlockWriter>> CreateFrame(ExpectedBlock expected,
+                                                                        const FrameView& head,
+                                                                        const ModelSpec& spec,
+                                                                        const KvGeometry& geometry);
 
   absl::Status AppendChunk(std::span<const std::span<const std::byte>> pieces,
                            std::uint32_t crc32c) override;
 
-  // REQUIRES: complete(). InvalidArgument: a frame of the client's is not what this model stores.
+  // REQUIRES: complete(). InvalidArgument: a frame of the client's is damaged, another one than its
+  // head said, or bound to another place or other tokens.
   absl::Status Seal();
 
   // REQUIRES: sealed.
   PayloadRecord& record() { return record_; }
+  // As the node's row will say it, but for the location.
+  RungRow rung() const;
+  Quality frame_quality() const { return frame_quality_; }
 
  private:
-  RecordBlockWriter(std::uint32_t block_index, PutSession::Encoding encoding,
-                    std::uint64_t total_bytes, const ModelId& model,
-                    std::vector<std::uint32_t> section_bytes, std::string_view descriptor);
+  enum class Content { kRawKv, kFrame };
 
-  void Copy(std::span<const std::byte> piece);
-  void JoinChecksums(std::uint32_t crc, std::span<const FrameSection> parts);
+  RecordBlockWriter(ExpectedBlock expected, std::uint64_t total_bytes, const KvGeometry& geometry,
+                    Content content, Quality frame_quality);
 
-  const PutSession::Encoding encoding_;
-  const ModelId model_;
-  const std::vector<std::uint32_t> section_bytes_;
-  const std::size_t header_bytes_;
+  // Copies a piece and takes the checksums of the sections that it fills.
+  void CopyRaw(std::span<const std::byte> piece);
+  std::uint32_t AppendRaw(std::span<const std::span<const std::byte>> pieces,
+                          std::uint64_t chunk_bytes);
+  std::uint32_t AppendFrame(std::span<const std::span<const std::byte>> pieces,
+                            std::uint64_t chunk_bytes);
+  void SealRaw();
+  absl::Status SealFrame();
+  absl::Status CheckFrame(const FrameView& frame) const;
+
+  const Content content_;
+  NodeDescriptor descriptor_;
+  const Quality frame_quality_;
+  const std::vector<std::uint32_t> section_bytes_;  // of raw KV
+  const std::size_t raw_bytes_;
+  const std::size_t header_bytes_;  // in front of the client's byte 0
   PayloadRecord record_;
   std::byte* const incoming_;  // where the client's byte 0 goes
-  // Of the sections that the copied bytes have reached. A client's frame is one header "section",
-  // then those.
+  // Raw KV: the sections that the copied bytes have reached.
   std::vector<FrameSection> sections_;
   std::size_t section_index_ = 0;
   std::uint32_t section_filled_ = 0;
   std::uint32_t section_crc_ = 0;
+  // A frame: of the bytes that are here.
+  std::uint32_t frame_crc_ = 0;
 };
 
 }  // namespace kvtrie

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "storage/engine/engine_core.h"
+#include "storage/engine/record_block_writer.h"
 
 namespace kvtrie {
 
@@ -34,7 +35,13 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   }
   // The row of a block; `rungs` is left empty.
   NodeRow MakeRow(std::uint32_t block) const;
-  std::string MakeDescriptor(std::uint32_t block) const;
+  ExpectedBlock Expect(std::uint32_t block) const;
+  // At which KV of this put may be served: on a lossy prefix at no more than that was restored at.
+  Quality ServedMax(std::uint32_t block) const {
+    return blocks[block].provenance == Provenance::kExact ? Quality::kExact : lossy_quality;
+  }
+  // What a stored frame must be served at for the put to have nothing to add.
+  Quality Wanted(std::uint32_t block) const { return LowerOf(quality, ServedMax(block)); }
 
   // Constant after BeginPut.
   TenantId tenant;
@@ -47,6 +54,9 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   std::map<std::uint32_t, std::string> extra_keys;
   std::string session_id;
   std::vector<float> block_surprisal_bits;
+  Quality quality = Quality::kExact;        // announced
+  Quality lossy_quality = Quality::kExact;  // at which the prefix was restored
+  bool beside_exact = false;
   bool durable = false;
   std::uint32_t expires_seconds = 0;
   std::uint32_t priority = 0;

@@ -32,6 +32,11 @@ std::span<const std::byte> PayloadRecord::descriptor() const {
   return {buffer_->data() + kHeaderBytes, descriptor_bytes_};
 }
 
+void PayloadRecord::ReplaceDescriptor(std::string_view descriptor) {
+  KV_CHECK(descriptor.size() == descriptor_bytes_);
+  std::memcpy(buffer_->data() + kHeaderBytes, descriptor.data(), descriptor.size());
+}
+
 std::span<std::byte> PayloadRecord::memory() { return {buffer_->data(), buffer_->size()}; }
 
 SharedBytes PayloadRecord::TakePayload() && {

@@ -56,6 +56,8 @@ class PayloadRecord {
   // Aligned to 64 bytes.
   std::span<std::byte> payload();
   std::span<const std::byte> descriptor() const;
+  // Puts another descriptor in its place. REQUIRES: one of as many bytes.
+  void ReplaceDescriptor(std::string_view descriptor);
   // Spares Append a pass over the payload when the caller has its CRC-32C from copying it here. A
   // wrong one makes the record unreadable (DataLoss).
   void SetPayloadCrc32c(std::uint32_t crc) { payload_crc32c_ = crc; }

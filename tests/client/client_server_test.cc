@@ -7,6 +7,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -21,6 +23,9 @@
 #include "client/ctl/bench_workload.h"
 #include "client/ctl/cli.h"
 #include "client/ctl/format.h"
+#include "storage/base/crc32c.h"
+#include "storage/codec/frame.h"
+#include "storage/codec/profile_header.h"
 #include "tests/client/server_process.h"
 
 namespace kvtrie {
@@ -195,6 +200,117 @@ TEST_P(ClientServerTest, LayersComeInOrder) {
   };
   EXPECT_EQ(FetchAndCheck(session, nodes, memory, options), 20u);
   EXPECT_THAT(layers, ::testing::ElementsAre(0, 1, 2, 3));
+}
+
+// A profile for the model of Spec.
+std::vector<std::byte> MakeProfile(std::size_t bytes, std::uint64_t seed) {
+  ProfileHeader header;
+  header.codec_key = Spec().CodecKey();
+  header.levels = {{Quality::kHigh, 3, 0.005f, 0.1f}};
+  header.body_bytes = bytes - header.header_bytes();
+  std::vector<std::byte> profile(bytes);
+  const auto body = std::span(profile).subspan(header.header_bytes());
+  FillIncompressible(body, seed);
+  header.body_crc32c = Crc32c(body);
+  WriteProfileHeader(header, std::span(profile).first(header.header_bytes()));
+  return profile;
+}
+
+TEST_P(ClientServerTest, ProfilesGoThereAndBack) {
+  const auto profile = MakeProfile((std::size_t{5} << 20) + 321, 1);
+  const auto put = client_->PutProfile(profile);
+  ASSERT_TRUE(put.ok()) << put.status();
+  EXPECT_EQ(client_->PutProfile(profile)->profile_id(), put->profile_id());
+  const auto id = ProfileId::FromBytes(put->profile_id()).value();
+  EXPECT_EQ(client_->RegisterModel(Spec())->profile, id);
+  const auto got = client_->GetProfile(id);
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_TRUE(*got == profile);
+  const auto listed = client_->ListProfiles();
+  ASSERT_EQ(listed->profiles_size(), 1);
+  EXPECT_EQ(listed->profiles(0).model_ids(0), model_.view());
+  server_.Kill();
+  server_.Start();
+  EXPECT_TRUE(client_->GetProfile(id).ok());
+  EXPECT_TRUE(client_->DeleteProfile(id).ok());
+  EXPECT_TRUE(absl::IsNotFound(client_->DeleteProfile(id)));
+  EXPECT_TRUE(absl::IsNotFound(client_->GetProfile(id).status()));
+  auto damaged = profile;
+  damaged.back() ^= std::byte{1};
+  EXPECT_TRUE(absl::IsInvalidArgument(client_->PutProfile(damaged).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(client_->PutProfile({}).status()));
+}
+
+TEST_P(ClientServerTest, FramesTravelWithTheirLevel) {
+  const auto profile = client_->PutProfile(MakeProfile(4000, 1));
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  const Session session(3, 20);
+  std::vector<std::vector<std::byte>> frames;
+  for (std::uint32_t block = 0; block < 20; ++block) {
+    std::vector<std::byte> body(3000 + 10 * block);
+    FillIncompressible(body, block);
+    const std::size_t block_tokens = Spec().block_tokens;
+    WriteFrameBinding({.first_position = static_cast<std::uint32_t>(block * block_tokens),
+                       .tokens_crc32c = Crc32c(std::as_bytes(
+                           std::span(session.tokens).subspan(block * block_tokens, block_tokens))),
+                       .profile = ProfileId::FromBytes(profile->profile_id()).value()},
+                      std::span(body).first(kFrameBindingBytes));
+    const FrameSection section{static_cast<std::uint32_t>(body.size()), Crc32c(body)};
+    std::vector<std::byte> frame(FrameHeaderBytes(1));
+    WriteFrameHeader({.codec = CodecId::kResidual,
+                      .quality = Quality::kHigh,
+                      .model = model_,
+                      .raw_bytes = kBlockBytes,
+                      .sections = {&section, 1}},
+                     frame);
+    frame.insert(frame.end(), body.begin(), body.end());
+    frames.push_back(std::move(frame));
+  }
+  const std::vector<std::span<const std::byte>> blocks(frames.begin(), frames.end());
+  PutPath path = session.Path(model_);
+  path.blocks = blocks;
+  path.form = BlockForm::kFrame;
+  path.quality = Quality::kHigh;
+  const PutReport put = client_->Put(std::span(&path, 1))[0];
+  ASSERT_TRUE(put.all_stored()) << put.blocks[0].status;
+  EXPECT_EQ(client_->Put(std::span(&path, 1))[0].duplicate_blocks, 20u);
+
+  EXPECT_TRUE(Find(session).empty());  // nothing is exact
+  const auto found = client_->Lookup(model_, session.tokens, {.min_quality = Quality::kSmall});
+  ASSERT_EQ(found->matched_blocks(), 20u);
+  const auto nodes = NodesOf(*found);
+  std::vector<std::vector<std::byte>> memory;
+  std::vector<FetchTarget> targets;
+  for (std::size_t i = 0; i < 20; ++i) {
+    memory.emplace_back(found->blocks(0).stored_bytes(static_cast<int>(i)));
+    targets.push_back({nodes[i], memory.back()});
+  }
+  FetchOptions options;
+  options.min_quality = Quality::kSmall;
+  options.form = BlockForm::kFrame;
+  const FetchReport report = client_->Fetch(model_, targets, options);
+  ASSERT_TRUE(report.all_loaded()) << report.blocks[0].status;
+  for (std::size_t i = 0; i < 20; ++i) {
+    EXPECT_EQ(report.blocks[i].codec, CodecId::kResidual);
+    EXPECT_EQ(report.blocks[i].quality, Quality::kHigh);
+    ASSERT_EQ(report.blocks[i].bytes, frames[i].size());
+    EXPECT_TRUE(std::equal(frames[i].begin(), frames[i].end(), memory[i].begin()));
+  }
+  // This server cannot decode them, and says what to do.
+  std::vector<std::byte> raw(kBlockBytes);
+  const FetchTarget target{nodes[0], raw};
+  options.form = BlockForm::kRaw;
+  const FetchReport refused = client_->Fetch(model_, std::span(&target, 1), options);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused.blocks[0].status)) << refused.blocks[0].status;
+  options.form = BlockForm::kFrame;
+  options.on_layer = [](std::uint32_t, std::span<const FetchedBlock>) {};
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      client_->Fetch(model_, std::span(&target, 1), options).blocks[0].status));
+
+  // Exact ones beside them.
+  ASSERT_TRUE(Put(session).all_stored());
+  std::vector<std::byte> exact(session.memory.size());
+  EXPECT_EQ(FetchAndCheck(session, nodes, exact), 20u);
 }
 
 TEST_P(ClientServerTest, ManyPathsOfOneSizeAndAnotherGoTogether) {
@@ -377,6 +493,35 @@ TEST_F(CliServerTest, OperatorFindsKeepsAndRemovesWhatIsStored) {
     EXPECT_FALSE(out_.str().empty());
   }
   EXPECT_EQ(RunKvtrie({"drain", "--deadline", "5"}), ExitCode::kOk) << err_.str();
+}
+
+TEST_F(CliServerTest, OperatorKeepsProfiles) {
+  const std::string folder = ::testing::TempDir() + "/kvtrie-profiles";
+  std::filesystem::create_directories(folder);
+  const auto profile = MakeProfile(5000, 7);
+  std::ofstream(folder + "/profile", std::ios::binary)
+      .write(reinterpret_cast<const char*>(profile.data()),
+             static_cast<std::streamsize>(profile.size()));
+  ASSERT_EQ(RunKvtrie({"profile", "put", folder + "/profile"}), ExitCode::kOk) << err_.str();
+  const std::string id = out_.str().substr(0, 32);
+  ASSERT_EQ(RunKvtrie({"profile", "put", folder + "/profile", "--json"}), ExitCode::kOk);
+  EXPECT_EQ(Json()["profile_id"], id);
+  ASSERT_EQ(RunKvtrie({"profiles"}), ExitCode::kOk) << err_.str();
+  EXPECT_THAT(out_.str(),
+              ::testing::AllOf(::testing::HasSubstr(id), ::testing::HasSubstr("high 3.00 b")));
+  ASSERT_EQ(RunKvtrie({"profiles", "--json"}), ExitCode::kOk);
+  EXPECT_EQ(Json()["profiles"][0]["profile_bytes"], 5000);
+  EXPECT_EQ(Json()["profiles"][0]["levels"][0]["quality"], "high");
+  EXPECT_EQ(Json()["profiles"][0]["frames"], 0);
+  ASSERT_EQ(RunKvtrie({"profile", "get", id, folder + "/copy"}), ExitCode::kOk) << err_.str();
+  std::ifstream copy(folder + "/copy", std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(copy), std::istreambuf_iterator<char>()};
+  EXPECT_TRUE(bytes.size() == profile.size() &&
+              std::memcmp(bytes.data(), profile.data(), bytes.size()) == 0);
+  EXPECT_EQ(RunKvtrie({"profile", "rm", id}), ExitCode::kOk);
+  EXPECT_EQ(RunKvtrie({"profile", "rm", id}), ExitCode::kNotFound);
+  EXPECT_EQ(RunKvtrie({"profile", "get", id, folder + "/copy"}), ExitCode::kNotFound);
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(CliServerTest, BenchmarksRunAndSayWhatTheyMeasured) {

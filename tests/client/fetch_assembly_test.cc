@@ -186,6 +186,53 @@ TEST_F(FetchAssemblyTest, BlockOfAnotherSizeIsRefused) {
   EXPECT_TRUE(absl::IsFailedPrecondition(assembly.TakeReport().blocks[0].status));
 }
 
+TEST_F(FetchAssemblyTest, FramesMayBeSmallerThanTheirTargetsAndNotLarger) {
+  options_.form = BlockForm::kFrame;
+  FetchAssembly assembly(targets_, options_, nullptr);
+  assembly.StartAttempt(3);
+  v1::FetchResponse message;
+  std::string data;
+  AddResult(0, &message, 0, 10);
+  message.mutable_blocks(0)->set_codec(v1::CODEC_RESIDUAL);
+  message.mutable_blocks(0)->set_quality(v1::QUALITY_SMALL);
+  AddChunk(0, blocks_[0], 0, 10, &message, &data);
+  AddResult(1, &message, 0, kBlockBytes + 1);
+  AddResult(2, &message, 0, 0);
+  ASSERT_TRUE(Give(message, data, assembly).ok());
+  ASSERT_TRUE(assembly.done());
+  const FetchReport report = assembly.TakeReport();
+  EXPECT_TRUE(report.blocks[0].loaded());
+  EXPECT_EQ(report.blocks[0].bytes, 10u);
+  EXPECT_EQ(report.blocks[0].codec, CodecId::kResidual);
+  EXPECT_EQ(report.blocks[0].quality, Quality::kSmall);
+  EXPECT_EQ(Content(0).substr(0, 10), blocks_[0].substr(0, 10));
+  EXPECT_EQ(Content(0)[10], static_cast<char>(kPoison));
+  EXPECT_TRUE(absl::IsFailedPrecondition(report.blocks[1].status));
+  EXPECT_TRUE(absl::IsFailedPrecondition(report.blocks[2].status));
+}
+
+// Half of a block decoded from one frame and half of another would be neither.
+TEST_F(FetchAssemblyTest, HalvesOfTwoFramesAreNeverOneBlock) {
+  FetchAssembly assembly(targets_, options_, nullptr);
+  const std::string coded(kBlockBytes, 'c');
+  const auto give = [&](v1::Quality quality, v1::Codec codec, const std::string& bytes,
+                        std::size_t count) {
+    assembly.StartAttempt(1);
+    v1::FetchResponse message;
+    std::string data;
+    AddResult(0, &message);
+    message.mutable_blocks(0)->set_quality(quality);
+    message.mutable_blocks(0)->set_codec(codec);
+    AddChunk(0, bytes, 0, count, &message, &data);
+    ASSERT_TRUE(Give(message, data, assembly).ok());
+  };
+  give(v1::QUALITY_HIGH, v1::CODEC_RESIDUAL, coded, kLayerBytes);
+  give(v1::QUALITY_EXACT, v1::CODEC_RAW, blocks_[0], kBlockBytes);
+  EXPECT_EQ(Content(0), blocks_[0]);
+  assembly.FailRest(absl::UnavailableError("x"));
+  EXPECT_EQ(assembly.TakeReport().blocks[0].quality, Quality::kExact);
+}
+
 TEST_F(FetchAssemblyTest, AnswersThatContradictTheProtocolEndTheAttempt) {
   const auto refused = [&](const std::function<void(v1::FetchResponse*, std::string*)>& fill) {
     FetchAssembly assembly(targets_, options_, nullptr);

@@ -114,6 +114,38 @@ TEST_F(PutProgressTest, BlockOfAnotherSizeFailsAloneWithWhatFollowsIt) {
   EXPECT_TRUE(absl::IsInvalidArgument(report.blocks[2].status));
 }
 
+TEST_F(PutProgressTest, FramesHaveAnySizeAndALevel) {
+  path_.form = BlockForm::kFrame;
+  path_.quality = Quality::kHigh;
+  path_.beside_exact = true;
+  const std::string large((std::size_t{2} << 20) + 5, 'f');
+  blocks_[0] = blocks_[0].first(7);
+  blocks_[1] = AsBytes(large);
+  blocks_[2] = {};
+  PutProgress put(path_, geometry_);
+  const v1::PutAnnounce announce = put.Announce(1);
+  EXPECT_EQ(announce.encoding(), v1::ENCODING_FRAME);
+  EXPECT_EQ(announce.quality(), v1::QUALITY_HIGH);
+  EXPECT_TRUE(announce.beside_exact());
+  EXPECT_EQ(put.ChunkBytesAt(0, 0), 7u);
+  EXPECT_EQ(put.ChunkBytesAt(1, 0), 1u << 20);
+  EXPECT_EQ(put.ChunkBytesAt(1, std::size_t{2} << 20), 5u);
+  put.Accept(Plan({0, 1}));
+  put.Accept(Ack(0));
+  put.Accept(Ack(1));
+  ASSERT_TRUE(put.done());
+  EXPECT_TRUE(absl::IsInvalidArgument(put.TakeReport().blocks[2].status));  // an empty one
+}
+
+TEST_F(PutProgressTest, RawBlocksAreExact) {
+  PutProgress put(path_, geometry_);
+  const v1::PutAnnounce announce = put.Announce(1);
+  EXPECT_EQ(announce.encoding(), v1::ENCODING_RAW);
+  EXPECT_EQ(announce.quality(), v1::QUALITY_EXACT);
+  EXPECT_EQ(put.ChunkBytesAt(0, 0), 16u);
+  EXPECT_EQ(put.ChunkBytesAt(0, 16), 16u);
+}
+
 TEST_F(PutProgressTest, BlockWithoutTokensIsRefused) {
   path_.path.tokens = std::span(tokens_).first(11);
   PutProgress put(path_, geometry_);

@@ -35,6 +35,30 @@ void TryAll(const std::uint8_t* data, std::size_t size) {
       Parse(data, size, &announce) && CheckAnnounce(announce, limits).ok()) {
     const auto bits = BlockSurprisalBits(announce.probabilities().log_probs(), 16);
     KV_CHECK(!bits.ok() || bits->size() <= kPathTokensMax / 16);
+    KV_CHECK(IsQuality(FromProto(announce.quality())));
+    KV_CHECK(IsQuality(FromProto(announce.restored_quality())));
+  }
+  if (v1::PutProfileRequest profile; Parse(data, size, &profile)) {
+    for (const bool is_first : {false, true}) {
+      const std::uint64_t before = is_first ? 0 : kChunkBytesMax;
+      std::size_t bytes = 0;
+      for (const v1::Chunk& chunk : profile.chunks()) bytes += chunk.bytes();
+      if (!CheckPutProfile(profile, bytes, is_first, before).ok()) continue;
+      KV_CHECK(!is_first || profile.total_bytes() > 0);
+      std::uint64_t next = before;
+      for (const v1::Chunk& chunk : profile.chunks()) {
+        KV_CHECK(chunk.offset() == next);
+        next += chunk.bytes();
+      }
+    }
+  }
+  if (v1::GetProfileRequest profile;
+      Parse(data, size, &profile) && CheckProfileId(profile.profile_id()).ok()) {
+    KV_CHECK(ProfileId::FromBytes(profile.profile_id()).has_value());
+  }
+  if (v1::SetRetentionRequest retention;
+      Parse(data, size, &retention) && CheckSetRetention(retention, limits).ok()) {
+    KV_CHECK(IsQuality(FromProto(retention.quality())));
   }
   if (v1::Selection selection;
       Parse(data, size, &selection) &&

@@ -91,9 +91,13 @@ class FakeSession final : public PutSession {
     *node = NodeOf(block_index);
     return store_.stored.contains(block_index);
   }
-  absl::StatusOr<std::unique_ptr<BlockWriter>> StartBlock(std::uint32_t block_index, Encoding,
+  absl::StatusOr<std::unique_ptr<BlockWriter>> StartBlock(std::uint32_t block_index,
                                                           std::uint64_t bytes) override {
     return std::make_unique<FakeWriter>(store_, block_index, bytes);
+  }
+  absl::StatusOr<std::unique_ptr<BlockWriter>> StartFrame(std::uint32_t block_index,
+                                                          const FrameView& head) override {
+    return std::make_unique<FakeWriter>(store_, block_index, head.frame_bytes());
   }
   void FinishBlocks(std::vector<FinishedBlock> blocks) override {
     for (auto& [writer, on_done] : blocks) Finish(std::move(writer), std::move(on_done));

@@ -21,6 +21,7 @@ TEST(MetricsTest, EveryStatIsExportedOnce) {
   for (std::size_t i = 0; i < kFieldCount; ++i) fields[i] = 1000 + i;
   std::multiset<std::uint64_t> exported;
   for (const auto& family : ToMetrics(stats)) {
+    if (family.metric.empty()) continue;  // of codecs: there are none
     const double value = family.type == prometheus::MetricType::Counter
                              ? family.metric[0].counter.value
                              : family.metric[0].gauge.value;
@@ -41,6 +42,15 @@ TEST(MetricsTest, NamesFollowTheRule) {
       EXPECT_FALSE(family.help.empty());
     }
   }
+}
+
+TEST(MetricsTest, FramesAreToldByRungAndCodec) {
+  EngineStats stats;
+  stats.codecs = {{CodecId::kRaw, 3, 300}, {CodecId::kResidual, 5, 50}};
+  const std::string text = prometheus::TextSerializer().Serialize(ToMetrics(stats));
+  EXPECT_THAT(text, HasSubstr("kvtrie_frames{rung=\"exact\",codec=\"raw\"} 3"));
+  EXPECT_THAT(text, HasSubstr("kvtrie_frames{rung=\"coded\",codec=\"residual\"} 5"));
+  EXPECT_THAT(text, HasSubstr("kvtrie_frame_bytes{rung=\"coded\",codec=\"residual\"} 50"));
 }
 
 TEST(MetricsTest, DegradedIsAGauge) {

@@ -166,6 +166,13 @@ TEST(RequestChecksTest, Announce) {
        {"probabilities.top_log_probs",
         [](auto& a) { a.mutable_probabilities()->clear_top_log_probs(); }},
        {"restored_quality", [](auto& a) { a.set_restored_quality(static_cast<v1::Quality>(99)); }},
+       {"quality", [](auto& a) { a.set_quality(static_cast<v1::Quality>(6)); }},
+       {"beside_exact", [](auto& a) { a.set_beside_exact(true); }},
+       {"beside_exact",
+        [](auto& a) {
+          a.set_beside_exact(true);
+          a.set_quality(v1::QUALITY_EXACT);
+        }},
        {"encoding", [](auto& a) { a.set_encoding(static_cast<v1::Encoding>(99)); }},
        {"priority", [](auto& a) { a.set_priority(16); }}});
   for (const auto& bad : BadPrefixes()) {
@@ -188,6 +195,44 @@ TEST(RequestChecksTest, ChunksMustMeetTheBytesThatCame) {
   request.mutable_chunks(1)->set_bytes(kChunkBytesMax + 1);
   EXPECT_THAT(std::string(CheckChunks(request, 10).message()), StartsWith("chunks[1].bytes"));
   EXPECT_TRUE(CheckChunks(v1::PutRequest(), 0).ok());
+}
+
+TEST(RequestChecksTest, EveryQualityOfTheVocabularyIsTaken) {
+  const RequestLimits limits;
+  v1::PutAnnounce announce;
+  *announce.mutable_prefix() = GoodPrefix();
+  for (int quality = 0; quality <= 5; ++quality) {
+    announce.set_quality(static_cast<v1::Quality>(quality));
+    announce.set_restored_quality(static_cast<v1::Quality>(quality));
+    EXPECT_TRUE(CheckAnnounce(announce, limits).ok()) << quality;
+  }
+}
+
+TEST(RequestChecksTest, PutProfile) {
+  v1::PutProfileRequest first;
+  first.set_total_bytes(3000);
+  first.set_expected_profile_id(kId);
+  first.add_chunks()->set_bytes(10);
+  first.add_chunks()->set_bytes(20);
+  first.mutable_chunks(1)->set_offset(10);
+  ExpectRefused<v1::PutProfileRequest>(
+      first, [](const auto& r) { return CheckPutProfile(r, 30, /*is_first=*/true, 0); },
+      {{"total_bytes", [](auto& r) { r.clear_total_bytes(); }},
+       {"expected_profile_id", [](auto& r) { r.set_expected_profile_id("x"); }},
+       {"chunks[0].bytes", [](auto& r) { r.mutable_chunks(0)->set_bytes(0); }},
+       {"data", [](auto& r) { r.mutable_chunks(0)->set_bytes(11); }},
+       {"chunks[0].offset", [](auto& r) { r.mutable_chunks(0)->set_offset(1); }},
+       {"chunks[1].offset", [](auto& r) { r.mutable_chunks(1)->set_offset(11); }}});
+  v1::PutProfileRequest later;
+  later.add_chunks()->set_bytes(10);
+  later.mutable_chunks(0)->set_offset(30);
+  ExpectRefused<v1::PutProfileRequest>(
+      later, [](const auto& r) { return CheckPutProfile(r, 10, /*is_first=*/false, 30); },
+      {{"total_bytes", [](auto& r) { r.set_total_bytes(1); }},
+       {"expected_profile_id", [](auto& r) { r.set_expected_profile_id(kId); }},
+       {"chunks[0].offset", [](auto& r) { r.mutable_chunks(0)->set_offset(0); }}});
+  EXPECT_TRUE(CheckProfileId(kId).ok());
+  EXPECT_THAT(std::string(CheckProfileId("x").message()), StartsWith("profile_id"));
 }
 
 TEST(RequestChecksTest, SelectionNamesExactlyOneThing) {
@@ -233,6 +278,7 @@ TEST(RequestChecksTest, PinsRetentionAndTheRest) {
   ExpectRefused<v1::SetRetentionRequest>(
       retention, [&limits](const auto& r) { return CheckSetRetention(r, limits); },
       {{"priority", [](auto& r) { r.set_priority(16); }},
+       {"quality", [](auto& r) { r.set_quality(static_cast<v1::Quality>(6)); }},
        {"selection", [](auto& r) { r.clear_selection(); }}});
 
   v1::WatchRequest watch;

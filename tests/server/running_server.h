@@ -63,10 +63,11 @@ inline constexpr std::size_t kTestBlockBytes = 2 * kTestLayerBytes;
 // A server and stubs to it.
 class RunningServer {
  public:
-  explicit RunningServer(const std::function<void(ServerConfig*)>& change = {}) {
+  explicit RunningServer(const std::function<void(ServerConfig*)>& change = {},
+                         std::shared_ptr<const BlockDecoder> decoder = nullptr) {
     ServerConfig config = TestConfig(folder_.path());
     if (change) change(&config);
-    auto started = KvServer::Start(config);
+    auto started = KvServer::Start(config, SystemClock(), std::move(decoder));
     EXPECT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
     channel_ = Connect(server_->addresses().listen);

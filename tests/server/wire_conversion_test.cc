@@ -82,6 +82,17 @@ TEST(WireConversionTest, UnspecifiedQualityIsExact) {
   EXPECT_EQ(FromProto(v1::QUALITY_HIGH), Quality::kHigh);
 }
 
+// The numbers of the wire are those that are stored.
+TEST(WireConversionTest, QualitiesAndCodecsGoThereAndBack) {
+  for (const Quality quality : kAllQualities) EXPECT_EQ(FromProto(ToProto(quality)), quality);
+  EXPECT_EQ(ToProto(Quality::kSmall), v1::QUALITY_SMALL);
+  EXPECT_EQ(ToProto(Quality::kUnrated), v1::QUALITY_UNRATED);
+  EXPECT_EQ(ToProto(CodecId::kRaw), v1::CODEC_RAW);
+  EXPECT_EQ(ToProto(CodecId::kLossless), v1::CODEC_LOSSLESS);
+  EXPECT_EQ(ToProto(CodecId::kResidual), v1::CODEC_RESIDUAL);
+  EXPECT_EQ(ToProto(CodecId::kRotated), v1::CODEC_ROTATED);
+}
+
 TEST(WireConversionTest, LookupResultIsColumns) {
   LookupResult result;
   result.matched_blocks = 2;

@@ -15,11 +15,15 @@ TEST(JsonViewsTest, NodeHasIdsInHexadecimalDigitsAndEnumsByName) {
   v1::RungEntry* rung = node.add_rungs();
   rung->set_rung(v1::RUNG_CODED);
   rung->set_stored_bytes(100);
+  rung->set_quality(v1::QUALITY_SMALL);
+  rung->set_codec(v1::CODEC_RESIDUAL);
   const auto json = NodeToJson(node);
   EXPECT_EQ(json["node_id"], "0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f");
   EXPECT_EQ(json["depth"], 3);
   EXPECT_EQ(json["quality"], "near-exact");
   EXPECT_EQ(json["rungs"][0]["rung"], "coded");
+  EXPECT_EQ(json["rungs"][0]["quality"], "small");
+  EXPECT_EQ(json["rungs"][0]["codec"], "residual");
   EXPECT_EQ(json["rungs"][0]["stored_bytes"], 100);
 }
 

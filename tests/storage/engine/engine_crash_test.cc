@@ -18,7 +18,7 @@
 
 #include "absl/synchronization/blocking_counter.h"
 #include "gmock/gmock.h"
-#include "tests/storage/engine/engine_fixture.h"
+#include "tests/storage/engine/coded_fixture.h"
 
 extern char** environ;
 
@@ -44,7 +44,7 @@ std::vector<TokenId> TokensOf(std::uint64_t session) {
   return tokens;
 }
 
-class EngineCrashTest : public EngineFixture {
+class EngineCrashTest : public CodedFixture {
  protected:
   void UseStore(const std::string& folder, bool evicting) {
     options_.data_dir = folder;
@@ -58,17 +58,38 @@ class EngineCrashTest : public EngineFixture {
       spec_.kv_groups.front().layer_runs = {{2, 8, 512, 512}};
     }
   }
+
+  // How many leading blocks are there at high quality, each with its own bytes.
+  std::uint32_t ExpectOwnBytesAtHigh(std::span<const TokenId> tokens) {
+    const PathView path = PathOf(tokens);
+    const std::uint32_t matched = LookupAt(path, Quality::kHigh).matched_blocks;
+    const auto frames = FramesAt(path, Quality::kHigh);
+    for (std::uint32_t block = 0; block < matched; ++block) {
+      if (block >= frames.size() || !frames[block]) return block;
+      const auto raw = RawBytes(*frames[block]);
+      if (!raw.ok()) {
+        EXPECT_TRUE(absl::IsNotFound(raw.status())) << raw.status();
+        return block;
+      }
+      EXPECT_EQ(*raw, frames[block]->quality == Quality::kExact
+                          ? Pattern(path, block)
+                          : DecodedBytes(path, block, Residual(Quality::kHigh)));
+    }
+    return matched;
+  }
 };
 
 // The process that is killed. Journal: "p session" before a put, "A session block" after a block
-// was acknowledged, "d session" before a delete of the session's own blocks, "D session" after it.
+// was acknowledged; "c session" and "C session block" the same for coded frames of the session's
+// own blocks; "l session" before the exact frames of these are dropped where coded ones are stored;
+// "d session" before a delete of the session's own blocks, "D session" after it.
 TEST_F(EngineCrashTest, DISABLED_Victim) {
   const char* const folder = std::getenv("KVTRIE_CRASH_FOLDER");
   if (folder == nullptr) GTEST_SKIP() << "run by the other tests";
   const int journal = IntFromEnvironment("KVTRIE_CRASH_JOURNAL", -1);
   const auto seed = static_cast<unsigned>(IntFromEnvironment("KVTRIE_CRASH_SEED", 0));
   UseStore(folder, IntFromEnvironment("KVTRIE_CRASH_EVICTING", 0) != 0);
-  Open();
+  OpenWithProfile();
   ASSERT_FALSE(HasFatalFailure());
   const auto note = [journal](const std::string& line) {
     // One write below PIPE_BUF: lines do not mix.
@@ -83,7 +104,29 @@ TEST_F(EngineCrashTest, DISABLED_Victim) {
         const std::uint64_t session = random() % kSessions / kThreads * kThreads + id;
         const auto tokens = TokensOf(session);
         const std::string name = std::to_string(session);
-        if (random() % 3 != 0) {
+        const auto what = random() % 8;
+        if (what == 0) {
+          note("l " + name + "\n");
+          // Not found: nothing of it is stored.
+          engine_
+              ->SetRetention(tenant_, SelectionOf(PathOf(tokens)), std::chrono::seconds(0), 0,
+                             Quality::kHigh)
+              .status()
+              .IgnoreError();
+        } else if (what <= 2) {
+          note("c " + name + "\n");
+          PutAnnouncement put;
+          put.path = PathOf(tokens);
+          put.first_block = kSharedBlocks;
+          put.quality = Quality::kHigh;
+          put.beside_exact = true;
+          put.durable = random() % 8 == 0;
+          std::vector<std::uint32_t> sent;
+          const auto results = PutFrames(put, Residual(Quality::kHigh), &sent);
+          for (std::size_t i = 0; i < sent.size(); ++i) {
+            if (results[i].ok()) note("C " + name + " " + std::to_string(sent[i]) + "\n");
+          }
+        } else if (what <= 5) {
           note("p " + name + "\n");
           PutAnnouncement put;
           put.path = PathOf(tokens);
@@ -172,8 +215,9 @@ class Victim {
 
 // What the journals promise of a session.
 struct Promise {
-  std::uint32_t blocks = 0;  // leading blocks that must be there
-  bool is_deleted = false;   // all but the shared ones, and no put was begun since
+  std::uint32_t blocks = 0;        // leading blocks that must be there, exact
+  std::uint32_t coded_blocks = 0;  // and those at high quality at least
+  bool is_deleted = false;         // all but the shared ones, and no put was begun since
 };
 
 class EngineCrashCyclesTest : public EngineCrashTest, public testing::WithParamInterface<bool> {};
@@ -203,15 +247,24 @@ TEST_P(EngineCrashCyclesTest, NothingAcknowledgedIsLostAndNothingForeignIsServed
         ++acknowledged;
         // Blocks that were not asked for were there already.
         promise.blocks = std::max(promise.blocks, block + 1);
-      } else if (kind == "p") {
+        promise.coded_blocks = std::max(promise.coded_blocks, promise.blocks);
+      } else if (kind == "C") {
+        std::uint32_t block = 0;
+        journal >> block;
+        ++acknowledged;
+        promise.coded_blocks = std::max(promise.coded_blocks, block + 1);
+      } else if (kind == "p" || kind == "c") {
         promise.is_deleted = false;
+      } else if (kind == "l") {
+        promise.blocks = std::min(promise.blocks, kSharedBlocks);
       } else {
         promise.blocks = std::min(promise.blocks, kSharedBlocks);
+        promise.coded_blocks = std::min(promise.coded_blocks, kSharedBlocks);
         promise.is_deleted = kind == "D";
       }
     }
 
-    Open();
+    OpenWithProfile();
     ASSERT_FALSE(HasFatalFailure());
     EXPECT_EQ(engine_->recovery().nodes_dropped, 0u);
     EXPECT_EQ(engine_->recovery().lost_batches, 0u);
@@ -220,7 +273,10 @@ TEST_P(EngineCrashCyclesTest, NothingAcknowledgedIsLostAndNothingForeignIsServed
       const std::uint32_t found = ExpectOwnBytes(TokensOf(at));
       const Promise promise = promises[at];
       EXPECT_GE(found, evicting ? 0 : promise.blocks) << "session " << at;
-      EXPECT_LE(found, promise.is_deleted ? kSharedBlocks : kBlocks) << "session " << at;
+      const std::uint32_t at_high = ExpectOwnBytesAtHigh(TokensOf(at));
+      EXPECT_GE(at_high, evicting ? 0 : promise.coded_blocks) << "session " << at;
+      EXPECT_GE(at_high, found) << "session " << at;
+      EXPECT_LE(at_high, promise.is_deleted ? kSharedBlocks : kBlocks) << "session " << at;
     }
     ExpectSound();
     engine_->RunMaintenance();

@@ -84,7 +84,7 @@ class EngineFixture : public testing::Test {
   }
 
   void Open() {
-    auto engine = Engine::OpenEmbedded(options_, clock_);
+    auto engine = Engine::OpenEmbedded(options_, clock_, {}, decoder_);
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
     UseModel(spec_);
@@ -115,7 +115,7 @@ class EngineFixture : public testing::Test {
   absl::StatusOr<std::unique_ptr<BlockWriter>> FilledBlock(PutSession& session,
                                                            const PathView& path,
                                                            std::uint32_t block) {
-    auto writer = session.StartBlock(block, PutSession::Encoding::kRaw, raw_block_bytes_);
+    auto writer = session.StartBlock(block, raw_block_bytes_);
     if (!writer.ok()) return writer.status();
     const auto bytes = Pattern(path, block);
     const std::span<const std::byte> piece = bytes;
@@ -183,10 +183,10 @@ class EngineFixture : public testing::Test {
   }
   std::uint32_t Matched(std::span<const TokenId> tokens) { return Lookup(tokens).matched_blocks; }
 
-  absl::StatusOr<LoadedFrame> ReadBlock(const StoredFrame& frame) {
+  absl::StatusOr<LoadedFrame> ReadBlock(const StoredFrame& frame, ReadAs as = ReadAs::kFrame) {
     absl::Notification done;
     absl::StatusOr<LoadedFrame> loaded = absl::UnknownError("no answer");
-    engine_->ReadFrame(frame, [&](absl::StatusOr<LoadedFrame> result) {
+    engine_->ReadFrame(frame, as, [&](absl::StatusOr<LoadedFrame> result) {
       loaded = std::move(result);
       done.Notify();
     });
@@ -260,6 +260,7 @@ class EngineFixture : public testing::Test {
   ScratchFolder folder_;
   FakeClock clock_;
   EngineOptions options_;
+  std::shared_ptr<const BlockDecoder> decoder_;
   TenantId tenant_ = kBuiltInTenant;
   ModelSpec spec_ = TestModelSpec();
   std::unique_ptr<Engine> engine_;

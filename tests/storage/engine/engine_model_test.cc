@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
-#include "tests/storage/engine/engine_fixture.h"
+#include "tests/storage/engine/coded_fixture.h"
 
 namespace kvtrie {
 namespace {
@@ -25,9 +25,14 @@ using Choices = std::vector<int>;
 struct ModelNode {
   std::int64_t expires = 0;  // 0 = never
   std::uint32_t priority = 0;
+  bool exact = false;
+  std::optional<Quality> coded;
+
+  bool Serves(Quality quality) const { return exact || HasCoded(quality); }
+  bool HasCoded(Quality quality) const { return coded && IsAtLeast(*coded, quality); }
 };
 
-class EngineModelTest : public EngineFixture {
+class EngineModelTest : public CodedFixture {
  protected:
   EngineModelTest() {
     options_.segment_bytes = std::uint64_t{1} << 20;
@@ -68,12 +73,14 @@ class EngineModelTest : public EngineFixture {
   bool Expired(const ModelNode& node) const {
     return node.expires != 0 && node.expires <= clock_.UnixSeconds();
   }
+  Quality RandomQuality() { return kAllQualities[Below(std::size(kAllQualities))]; }
   // The deepest block that a lookup finds.
-  std::uint32_t ExpectedBlocks(const Choices& choices) const {
+  std::uint32_t ExpectedBlocks(const Choices& choices, Quality quality) const {
     std::uint32_t blocks = 0;
     for (std::size_t size = 2; size <= choices.size(); ++size) {
       const auto found = nodes_.find(Choices(choices.begin(), choices.begin() + size));
       if (found == nodes_.end() || Expired(found->second)) break;
+      if (!found->second.Serves(quality)) break;
       ++blocks;
     }
     return blocks;
@@ -93,6 +100,21 @@ class EngineModelTest : public EngineFixture {
     return count;
   }
 
+  static Choices NodeAt(const Choices& choices, std::uint32_t block) {
+    return Choices(choices.begin(), choices.begin() + static_cast<int>(block) + 2);
+  }
+  // The node that a stored frame belongs to: a new one, if there is none that lives.
+  ModelNode& Touched(const Choices& choices, std::uint32_t block, const PutAnnouncement& put) {
+    const Choices name = NodeAt(choices, block);
+    const auto found = nodes_.find(name);
+    if (found != nodes_.end() && !Expired(found->second)) return found->second;
+    ModelNode& node = nodes_[name];
+    node = {};
+    node.expires = put.ttl.count() == 0 ? 0 : clock_.UnixSeconds() + put.ttl.count();
+    node.priority = put.priority;
+    return node;
+  }
+
   void DoPut() {
     const Choices choices = RandomChoices();
     const Path path = PathFrom(choices);
@@ -106,18 +128,47 @@ class EngineModelTest : public EngineFixture {
     const std::size_t sent = Below(3) == 0 ? Below(block_count + 1) : block_count;
     std::vector<std::uint32_t> missing;
     for (std::uint32_t block = 0; block < block_count; ++block) {
-      const auto found =
-          nodes_.find(Choices(choices.begin(), choices.begin() + static_cast<int>(block) + 2));
-      if (found == nodes_.end() || Expired(found->second)) missing.push_back(block);
+      const auto found = nodes_.find(NodeAt(choices, block));
+      const bool has_it = found != nodes_.end() && !Expired(found->second) && found->second.exact;
+      if (!has_it) missing.push_back(block);
     }
     const PutResults results = Put(put, sent);
     ASSERT_EQ(results.size(), std::min(sent, missing.size()));
     for (std::size_t i = 0; i < results.size(); ++i) {
       ASSERT_TRUE(results[i].ok()) << results[i].status();
       ASSERT_EQ(results[i]->outcome, PutOutcome::kStored);
-      const Choices node(choices.begin(), choices.begin() + static_cast<int>(missing[i]) + 2);
-      nodes_[node] = {put.ttl.count() == 0 ? 0 : clock_.UnixSeconds() + put.ttl.count(),
-                      put.priority};
+      Touched(choices, missing[i], put).exact = true;
+    }
+    AwaitNoOpenPuts();
+  }
+
+  void DoPutCoded() {
+    const Choices choices = RandomChoices();
+    const Path path = PathFrom(choices);
+    const FrameKind kinds[] = {Rotated(), Residual(Quality::kSmall), Residual(Quality::kHigh),
+                               Residual(Quality::kNearExact)};
+    const FrameKind kind = kinds[Below(4)];
+    PutAnnouncement put;
+    put.path = View(path);
+    put.quality = kind.quality;
+    put.beside_exact = Below(2) == 0;
+    put.ttl = seconds(Below(3) == 0 ? 1 + Below(50) : 0);
+    put.priority = Below(3);
+    std::vector<std::uint32_t> missing;
+    for (std::uint32_t block = 0; block + 1 < choices.size(); ++block) {
+      const auto found = nodes_.find(NodeAt(choices, block));
+      const bool has_it = found != nodes_.end() && !Expired(found->second) &&
+                          (put.beside_exact ? found->second.HasCoded(kind.quality)
+                                            : found->second.Serves(kind.quality));
+      if (!has_it) missing.push_back(block);
+    }
+    std::vector<std::uint32_t> sent;
+    const PutResults results = PutFrames(put, kind, &sent);
+    ASSERT_EQ(sent, missing);
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      ASSERT_TRUE(results[i].ok()) << results[i].status();
+      ASSERT_EQ(results[i]->outcome, PutOutcome::kStored);
+      Touched(choices, missing[i], put).coded = kind.quality;
     }
     AwaitNoOpenPuts();
   }
@@ -125,30 +176,53 @@ class EngineModelTest : public EngineFixture {
   void DoLookup() {
     const Choices choices = RandomChoices();
     const Path path = PathFrom(choices);
-    const std::uint32_t expected = ExpectedBlocks(choices);
+    const Quality quality = RandomQuality();
+    const std::uint32_t expected = ExpectedBlocks(choices, quality);
     const seconds lease(Below(4) == 0 ? 1 + Below(30) : 0);
-    const LookupResult found = Lookup(View(path), lease);
-    ASSERT_EQ(found.matched_blocks, expected);
-    ASSERT_EQ(found.lease.empty(), lease.count() == 0 || expected == 0);
-    if (!found.lease.empty() && Below(2) == 0) engine_->ReleaseLease(tenant_, found.lease);
+    const auto found = engine_->Lookup(tenant_, {.models = {model_},
+                                                 .path = View(path),
+                                                 .min_quality = quality,
+                                                 .lease = lease,
+                                                 .want_blocks = true});
+    ASSERT_TRUE(found.ok()) << found.status();
+    ASSERT_EQ(found->matched_blocks, expected);
+    ASSERT_EQ(found->lease.empty(), lease.count() == 0 || expected == 0);
+    ASSERT_TRUE(expected == 0 || IsAtLeast(found->quality, quality));
+    if (!found->lease.empty() && Below(2) == 0) engine_->ReleaseLease(tenant_, found->lease);
   }
 
-  void DoRead() {
-    const Choices choices = RandomChoices();
+  void DoRead() { ReadAll(RandomChoices(), RandomQuality()); }
+
+  // What is served is good enough, the smallest that is, and its own.
+  void ReadAll(const Choices& choices, Quality quality) {
     const Path path = PathFrom(choices);
-    ASSERT_EQ(ExpectOwnBytes(View(path)), ExpectedBlocks(choices));
+    ASSERT_EQ(ExpectOwnBytes(View(path)), ExpectedBlocks(choices, Quality::kExact));
+    const std::uint32_t expected = ExpectedBlocks(choices, quality);
+    ASSERT_EQ(LookupAt(View(path), quality).matched_blocks, expected);
+    const auto frames = FramesAt(View(path), quality);
+    for (std::uint32_t block = 0; block < expected; ++block) {
+      const ModelNode& node = nodes_.at(NodeAt(choices, block));
+      ASSERT_TRUE(frames[block].has_value());
+      const Quality served = node.HasCoded(quality) ? *node.coded : Quality::kExact;
+      ASSERT_EQ(frames[block]->quality, served);
+      const auto raw = RawBytes(*frames[block]);
+      ASSERT_TRUE(raw.ok()) << raw.status();
+      ASSERT_EQ(*raw, served == Quality::kExact
+                          ? Pattern(View(path), block)
+                          : DecodedBytes(View(path), block, Residual(served)));
+    }
   }
 
   void DoDelete() {
     const Choices choices = RandomChoices();
     const Path path = PathFrom(choices);
-    const std::uint32_t reachable = ExpectedBlocks(choices);
+    const std::uint32_t reachable = ExpectedBlocks(choices, Quality::kUnrated);
     const bool whole = reachable == choices.size() - 1;
     Selection selection;
     if (Below(2) == 0) {
       selection.path = View(path);
     } else {
-      const LookupResult found = Lookup(View(path));
+      const LookupResult found = LookupAt(View(path), Quality::kUnrated);
       if (!whole) return;
       selection.node = found.blocks.front().back().node;
     }
@@ -166,7 +240,7 @@ class EngineModelTest : public EngineFixture {
   void DoPin() {
     const Choices choices = RandomChoices();
     const Path path = PathFrom(choices);
-    const std::uint32_t reachable = ExpectedBlocks(choices);
+    const std::uint32_t reachable = ExpectedBlocks(choices, Quality::kUnrated);
     const seconds duration(1 + Below(60));
     const auto pin = engine_->Pin(tenant_, SelectionOf(View(path)), duration);
     ASSERT_EQ(pin.ok(), reachable > 0) << pin.status();
@@ -192,17 +266,32 @@ class EngineModelTest : public EngineFixture {
   void DoSetRetention() {
     const Choices choices = RandomChoices();
     const Path path = PathFrom(choices);
-    const std::uint32_t reachable = ExpectedBlocks(choices);
+    const std::uint32_t reachable = ExpectedBlocks(choices, Quality::kUnrated);
     const seconds ttl(Below(2) == 0 ? 0 : 1 + Below(40));
     const std::uint32_t priority = Below(16);
-    const auto changed = engine_->SetRetention(tenant_, SelectionOf(View(path)), ttl, priority);
-    ASSERT_EQ(changed.ok(), reachable > 0) << changed.status();
-    if (!changed.ok()) return;
-    ASSERT_EQ(*changed, reachable);
+    std::optional<Quality> level;
+    if (Below(2) == 0) level = RandomQuality();
+    const auto change =
+        engine_->SetRetention(tenant_, SelectionOf(View(path)), ttl, priority, level);
+    ASSERT_EQ(change.ok(), reachable > 0) << change.status();
+    if (!change.ok()) return;
+    std::uint64_t dropped = 0;
+    std::uint64_t unchanged = 0;
     for (std::uint32_t block = 0; block < reachable; ++block) {
-      nodes_.at(Choices(choices.begin(), choices.begin() + static_cast<int>(block) + 2)) = {
-          ttl.count() == 0 ? 0 : clock_.UnixSeconds() + ttl.count(), priority};
+      ModelNode& node = nodes_.at(NodeAt(choices, block));
+      node.expires = ttl.count() == 0 ? 0 : clock_.UnixSeconds() + ttl.count();
+      node.priority = priority;
+      if (!level || *level == Quality::kExact) continue;
+      if (node.exact && node.HasCoded(*level)) {
+        node.exact = false;
+        ++dropped;
+      } else if (node.exact || !IsAtLeast(*level, *node.coded)) {
+        ++unchanged;
+      }
     }
+    ASSERT_EQ(change->dropped_frames, dropped);
+    ASSERT_EQ(change->unchanged_blocks, unchanged);
+    ASSERT_EQ(change->changed_blocks, reachable - unchanged);
   }
 
   // Time passes; nothing that has expired meanwhile may be found. What maintenance removes with it
@@ -238,10 +327,16 @@ class EngineModelTest : public EngineFixture {
 
 TEST_F(EngineModelTest, AgreesWithAMapOverRandomOperations) {
   SCOPED_TRACE(testing::Message() << "seed " << seed_);
-  Open();
+  OpenWithProfile();
   for (int round = 0; round < 12; ++round) {
     for (int step = 0; step < 80; ++step) {
-      switch (Below(13)) {
+      switch (Below(17)) {
+        case 13:
+        case 14:
+        case 15:
+        case 16:
+          DoPutCoded();
+          break;
         case 0:
         case 1:
         case 2:
@@ -280,7 +375,9 @@ TEST_F(EngineModelTest, AgreesWithAMapOverRandomOperations) {
     // All of it, block by block.
     for (const auto& [choices, node] : nodes_) {
       const Path path = PathFrom(choices);
-      ASSERT_EQ(ExpectOwnBytes(View(path)), choices.size() - 1);
+      ReadAll(choices, RandomQuality());
+      ASSERT_FALSE(HasFailure());
+      ASSERT_EQ(LookupAt(View(path), Quality::kUnrated).matched_blocks, choices.size() - 1);
       const auto described = engine_->DescribePath(tenant_, SelectionOf(View(path)));
       ASSERT_TRUE(described.ok());
       ASSERT_EQ(described->back().priority, node.priority);

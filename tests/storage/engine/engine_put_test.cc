@@ -131,11 +131,15 @@ TEST_F(EnginePutTest, EveryFinishedBlockIsAnsweredThoughItWasAbandoned) {
   {
     const auto session = Begin(tokens);
     session->AbandonBlock(1);
-    // A frame of another model fails when it is sealed.
-    const std::size_t frame_bytes = FrameHeaderBytes(2) + raw_block_bytes_;
-    auto writer = session->StartBlock(1, PutSession::Encoding::kFrame, frame_bytes);
+    // A frame that is another one than its head said fails when it is sealed.
+    std::vector<FrameSection> sections;
+    for (const std::uint32_t bytes : RawSectionBytes(KvGeometry(spec_)))
+      sections.push_back({bytes, 0});
+    std::vector<std::byte> head(FrameHeaderBytes(sections.size()));
+    WriteFrameHeader({.model = model_, .raw_bytes = raw_block_bytes_, .sections = sections}, head);
+    auto writer = session->StartFrame(1, FrameView::Parse(head).value());
     ASSERT_TRUE(writer.ok()) << writer.status();
-    const std::vector<std::byte> garbage(frame_bytes);
+    const std::vector<std::byte> garbage(head.size() + raw_block_bytes_);
     const std::span<const std::byte> piece = garbage;
     ASSERT_TRUE((*writer)->AppendChunk({&piece, 1}, Crc32c(garbage)).ok());
     session->FinishBlock(*std::move(writer), answers.For(1));
@@ -172,7 +176,7 @@ TEST_F(EnginePutTest, OnlyWhatWasAskedForMayBeBegunAndOnce) {
   EXPECT_FALSE(session->IsStored(2, &node));
   EXPECT_FALSE(session->IsStored(99, &node));
   const auto start = [&](std::uint32_t block, std::uint64_t bytes) {
-    return session->StartBlock(block, PutSession::Encoding::kRaw, bytes).status();
+    return session->StartBlock(block, bytes).status();
   };
   EXPECT_TRUE(absl::IsInvalidArgument(start(1, raw_block_bytes_)));
   EXPECT_TRUE(absl::IsInvalidArgument(start(4, raw_block_bytes_)));
@@ -198,7 +202,7 @@ TEST_F(EnginePutTest, AThousandAbortsLeaveNothing) {
       if (random() % 3 == 0) {
         Finish(*session, tokens, block, answers);  // waits for block 0 for ever
       } else {
-        auto writer = session->StartBlock(block, PutSession::Encoding::kRaw, raw_block_bytes_);
+        auto writer = session->StartBlock(block, raw_block_bytes_);
         ASSERT_TRUE(writer.ok());
         const auto bytes = Pattern(PathOf(tokens), block);
         const auto half = std::span<const std::byte>(bytes).first(bytes.size() / 2);
@@ -362,8 +366,8 @@ TEST_F(EnginePutTest, ABatchAnswersBlockByBlock) {
   Answers answers;
   for (const std::uint32_t block : racing->missing_blocks()) {
     if (block == 30) {
-      EXPECT_TRUE(absl::IsInvalidArgument(
-          racing->StartBlock(block, PutSession::Encoding::kRaw, raw_block_bytes_ + 1).status()));
+      EXPECT_TRUE(
+          absl::IsInvalidArgument(racing->StartBlock(block, raw_block_bytes_ + 1).status()));
       racing->AbandonBlock(block);
     } else {
       Finish(*racing, tokens, block, answers);

@@ -116,7 +116,7 @@ TEST_F(EngineSpaceTest, RetentionMayBeSetLaterAndTakenBack) {
   const auto changed = engine_->SetRetention(
       tenant_, SelectionOf(PathOf(std::span(tokens).first(4 * kTestBlockTokens))), seconds(50), 3);
   ASSERT_TRUE(changed.ok()) << changed.status();
-  EXPECT_EQ(*changed, 4u);
+  EXPECT_EQ(changed->changed_blocks, 4u);
   clock_.Advance(seconds(49));
   Selection all;
   all.all = true;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -10,12 +11,11 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/base/byte_reader.h"
 #include "storage/base/crc32c.h"
 
 namespace kvtrie {
 namespace {
-
-using Encoding = PutSession::Encoding;
 
 // Layers of unequal size; the first ones span more than one section.
 ModelSpec SpecOf(std::vector<LayerRun> layer_runs, std::uint32_t block_tokens) {
@@ -57,13 +57,41 @@ std::vector<std::byte> FrameOf(const ModelSpec& spec, std::span<const std::byte>
   return frame;
 }
 
+// Block 5 of a path.
+ExpectedBlock Expected() {
+  ExpectedBlock expected;
+  expected.block_index = 5;
+  expected.descriptor.tenant = kBuiltInTenant;
+  expected.descriptor.node.bytes.fill(7);
+  NodeRow& row = expected.descriptor.row;
+  row.model = Spec().Digest();
+  row.parent.bytes.fill(6);
+  row.depth = 6;
+  row.tokens.resize(Spec().block_tokens);
+  std::iota(row.tokens.begin(), row.tokens.end(), 100u);
+  return expected;
+}
+
 class RecordBlockWriterTest : public testing::Test {
  protected:
-  std::unique_ptr<RecordBlockWriter> Start(Encoding encoding, std::size_t bytes) {
-    auto writer = RecordBlockWriter::Create(5, encoding, bytes, Spec().Digest(), KvGeometry(Spec()),
-                                            "descriptor");
+  // For raw KV, or for a frame that begins as this one does.
+  std::unique_ptr<RecordBlockWriter> StartRaw() {
+    auto writer = RecordBlockWriter::CreateRaw(Expected(), raw_.size(), KvGeometry(Spec()));
     EXPECT_TRUE(writer.ok()) << writer.status();
     return writer.ok() ? *std::move(writer) : nullptr;
+  }
+  std::unique_ptr<RecordBlockWriter> StartFrame(std::span<const std::byte> frame,
+                                                ExpectedBlock expected = Expected()) {
+    auto writer = TryFrame(frame, std::move(expected));
+    EXPECT_TRUE(writer.ok()) << writer.status();
+    return writer.ok() ? *std::move(writer) : nullptr;
+  }
+  static absl::StatusOr<std::unique_ptr<RecordBlockWriter>> TryFrame(
+      std::span<const std::byte> frame, ExpectedBlock expected = Expected(),
+      const ModelSpec& spec = Spec()) {
+    const auto head = FrameView::Parse(frame);
+    if (!head.ok()) return head.status();
+    return RecordBlockWriter::CreateFrame(std::move(expected), *head, spec, KvGeometry(spec));
   }
 
   static absl::Status Append(BlockWriter& writer, std::span<const std::byte> chunk) {
@@ -81,6 +109,11 @@ class RecordBlockWriterTest : public testing::Test {
     EXPECT_TRUE(view->VerifyBody().ok()) << view->VerifyBody();
     EXPECT_TRUE(view->CheckGeometry(KvGeometry(Spec())).ok());
     EXPECT_EQ(view->model(), Spec().Digest());
+    EXPECT_EQ(writer.rung().codec, CodecId::kRaw);
+    EXPECT_EQ(writer.rung().rung, Rung::kExact);
+    const auto descriptor = NodeDescriptor::Decode(AsText(writer.record().descriptor()));
+    ASSERT_TRUE(descriptor.ok()) << descriptor.status();
+    EXPECT_EQ(*descriptor, Expected().descriptor);
     const auto body = view->body();
     EXPECT_TRUE(std::equal(body.begin(), body.end(), raw_.begin(), raw_.end()));
     EXPECT_TRUE(std::equal(payload.begin(), payload.end(), frame_.begin(), frame_.end()));
@@ -91,7 +124,7 @@ class RecordBlockWriterTest : public testing::Test {
 };
 
 TEST_F(RecordBlockWriterTest, RawBytesBecomeTheFrameThatAClientWouldMake) {
-  const auto writer = Start(Encoding::kRaw, raw_.size());
+  const auto writer = StartRaw();
   EXPECT_EQ(writer->block_index(), 5u);
   EXPECT_EQ(writer->total_bytes(), raw_.size());
   ASSERT_TRUE(Append(*writer, raw_).ok());
@@ -99,7 +132,7 @@ TEST_F(RecordBlockWriterTest, RawBytesBecomeTheFrameThatAClientWouldMake) {
 }
 
 TEST_F(RecordBlockWriterTest, FramesAreKeptAsTheyCome) {
-  const auto writer = Start(Encoding::kFrame, frame_.size());
+  const auto writer = StartFrame(frame_);
   ASSERT_TRUE(Append(*writer, frame_).ok());
   ExpectFrame(*writer);
 }
@@ -112,9 +145,9 @@ TEST_F(RecordBlockWriterTest, ChunksMayEndAnywhere) {
   std::mt19937 random(seed);
   const std::vector<std::uint32_t> sections = RawSectionBytes(KvGeometry(Spec()));
   ASSERT_GT(sections.size(), 6u);
-  for (const Encoding encoding : {Encoding::kRaw, Encoding::kFrame}) {
-    const auto& bytes = encoding == Encoding::kRaw ? raw_ : frame_;
-    const std::size_t body = encoding == Encoding::kRaw ? 0 : frame_.size() - raw_.size();
+  for (const bool is_frame : {false, true}) {
+    const auto& bytes = is_frame ? frame_ : raw_;
+    const std::size_t body = is_frame ? frame_.size() - raw_.size() : 0;
     // Positions around the border of each section, then random ones.
     for (int round = 0; round < 12; ++round) {
       std::vector<std::size_t> ends;
@@ -130,7 +163,7 @@ TEST_F(RecordBlockWriterTest, ChunksMayEndAnywhere) {
       }
       ends.push_back(bytes.size());
       std::sort(ends.begin(), ends.end());
-      const auto writer = Start(encoding, bytes.size());
+      const auto writer = is_frame ? StartFrame(frame_) : StartRaw();
       std::size_t at = 0;
       for (const std::size_t next : ends) {
         if (next > bytes.size() || next <= at) continue;
@@ -153,7 +186,7 @@ TEST_F(RecordBlockWriterTest, ChunksMayEndAnywhere) {
 }
 
 TEST_F(RecordBlockWriterTest, EmptyChunksChangeNothing) {
-  const auto writer = Start(Encoding::kRaw, raw_.size());
+  const auto writer = StartRaw();
   EXPECT_TRUE(writer->AppendChunk({}, 0).ok());
   ASSERT_TRUE(Append(*writer, std::span(raw_).first(100)).ok());
   EXPECT_TRUE(writer->AppendChunk({}, 0).ok());
@@ -165,22 +198,22 @@ TEST_F(RecordBlockWriterTest, EmptyChunksChangeNothing) {
 TEST_F(RecordBlockWriterTest, WrongChecksumsAreRefused) {
   const std::size_t first = RawSectionBytes(KvGeometry(Spec())).front();
   for (const std::size_t size : {std::size_t{1}, std::size_t{100}, first, first + 1, raw_.size()}) {
-    const auto writer = Start(Encoding::kRaw, raw_.size());
+    const auto writer = StartRaw();
     const auto chunk = std::span(raw_).first(size);
     EXPECT_TRUE(absl::IsInvalidArgument(writer->AppendChunk({&chunk, 1}, Crc32c(chunk) ^ 1)));
   }
 }
 
 TEST_F(RecordBlockWriterTest, MoreBytesThanAnnouncedAreRefusedBeforeTheyAreCopied) {
-  for (const Encoding encoding : {Encoding::kRaw, Encoding::kFrame}) {
-    const auto& bytes = encoding == Encoding::kRaw ? raw_ : frame_;
-    const auto writer = Start(encoding, bytes.size());
+  for (const bool is_frame : {false, true}) {
+    const auto& bytes = is_frame ? frame_ : raw_;
+    const auto writer = is_frame ? StartFrame(frame_) : StartRaw();
     ASSERT_TRUE(Append(*writer, std::span(bytes).first(10)).ok());
     EXPECT_TRUE(absl::IsInvalidArgument(Append(*writer, bytes)));
     EXPECT_EQ(writer->received_bytes(), 10u);
     EXPECT_FALSE(writer->complete());
   }
-  const auto writer = Start(Encoding::kRaw, raw_.size());
+  const auto writer = StartRaw();
   ASSERT_TRUE(Append(*writer, raw_).ok());
   EXPECT_TRUE(absl::IsInvalidArgument(Append(*writer, std::span(raw_).first(1))));
 }
@@ -189,14 +222,7 @@ TEST_F(RecordBlockWriterTest, OnlyTheSizeOfABlockIsTaken) {
   const KvGeometry geometry(Spec());
   for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1}, raw_.size() - 1,
                                     raw_.size() + 1, frame_.size(), std::uint64_t{1} << 40}) {
-    const auto writer =
-        RecordBlockWriter::Create(0, Encoding::kRaw, bytes, Spec().Digest(), geometry, "d");
-    EXPECT_TRUE(absl::IsInvalidArgument(writer.status())) << bytes;
-  }
-  for (const std::uint64_t bytes :
-       {std::uint64_t{0}, raw_.size(), frame_.size() - 1, frame_.size() + 1}) {
-    const auto writer =
-        RecordBlockWriter::Create(0, Encoding::kFrame, bytes, Spec().Digest(), geometry, "d");
+    const auto writer = RecordBlockWriter::CreateRaw(Expected(), bytes, geometry);
     EXPECT_TRUE(absl::IsInvalidArgument(writer.status())) << bytes;
   }
 }
@@ -214,7 +240,7 @@ TEST_F(RecordBlockWriterTest, DamagedFramesAreRefused) {
   for (const std::size_t at : places) {
     auto damaged = frame_;
     damaged[at] ^= static_cast<std::byte>(1u << (random() % 8));
-    const auto writer = Start(Encoding::kFrame, damaged.size());
+    const auto writer = StartFrame(frame_);
     ASSERT_TRUE(Append(*writer, damaged).ok());
     EXPECT_TRUE(absl::IsInvalidArgument(writer->Seal())) << "flip at " << at;
   }
@@ -225,7 +251,9 @@ TEST_F(RecordBlockWriterTest, FramesOfAnotherModelAreRefused) {
   ModelSpec other = Spec();
   other.weights_revision = "r2";
   const auto foreign = FrameOf(other, raw_);
-  const auto writer = Start(Encoding::kFrame, foreign.size());
+  EXPECT_TRUE(absl::IsInvalidArgument(TryFrame(foreign).status()));
+  // Nor when it took the place of another one behind the writer's back.
+  const auto writer = StartFrame(frame_);
   ASSERT_TRUE(Append(*writer, foreign).ok());
   EXPECT_TRUE(absl::IsInvalidArgument(writer->Seal()));
 }
@@ -245,8 +273,161 @@ TEST_F(RecordBlockWriterTest, FramesWithOtherSectionsAreRefused) {
                    frame);
   frame.insert(frame.end(), raw_.begin(), raw_.end());
   ASSERT_EQ(frame.size(), frame_.size());
-  const auto writer = Start(Encoding::kFrame, frame.size());
+  EXPECT_TRUE(absl::IsInvalidArgument(TryFrame(frame).status()));
+  const auto writer = StartFrame(frame_);
   ASSERT_TRUE(Append(*writer, frame).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(writer->Seal()));
+}
+
+// Frames of other codecs, bound to block 5 unless a test says otherwise.
+struct Coded {
+  CodecId codec = CodecId::kResidual;
+  Quality quality = Quality::kHigh;
+  std::uint32_t first_position = 5 * Spec().block_tokens;
+  std::vector<TokenId> tokens = Expected().descriptor.row.tokens;
+  std::uint8_t profile = 9;
+  std::size_t raw_bytes = KvGeometry(Spec()).raw_block_bytes();
+  ModelId model = Spec().Digest();
+
+  std::vector<std::byte> Frame() const {
+    FrameBinding binding{first_position, Crc32c(std::as_bytes(std::span(tokens))), {}};
+    binding.profile.bytes.fill(profile);
+    std::vector<std::byte> body(kFrameBindingBytes);
+    WriteFrameBinding(binding, body);
+    const auto rest = RandomBytes(1000, 4);
+    body.insert(body.end(), rest.begin(), rest.end());
+    // Sections of any size, the first within the binding.
+    std::vector<FrameSection> sections;
+    for (std::size_t at = 0, next = 7; at < body.size(); at = next, next = at + 300) {
+      const auto section = std::span(body).subspan(at, std::min(next, body.size()) - at);
+      sections.push_back({static_cast<std::uint32_t>(section.size()), Crc32c(section)});
+    }
+    std::vector<std::byte> frame(FrameHeaderBytes(sections.size()));
+    WriteFrameHeader({.codec = codec,
+                      .quality = quality,
+                      .model = model,
+                      .raw_bytes = raw_bytes,
+                      .sections = sections},
+                     frame);
+    frame.insert(frame.end(), body.begin(), body.end());
+    return frame;
+  }
+};
+
+ExpectedBlock ExpectedAtLeast(Quality quality) {
+  ExpectedBlock expected = Expected();
+  expected.frame_quality_min = quality;
+  return expected;
+}
+
+TEST_F(RecordBlockWriterTest, CodedFramesAreKeptAsTheyCome) {
+  const Coded cases[] = {{.codec = CodecId::kResidual, .quality = Quality::kHigh},
+                         {.codec = CodecId::kResidual, .quality = Quality::kSmall},
+                         {.codec = CodecId::kRotated, .quality = Quality::kUnrated, .profile = 0},
+                         {.codec = CodecId::kLossless, .quality = Quality::kExact, .profile = 0},
+                         {.codec = CodecId::kLossless, .quality = Quality::kExact, .profile = 3}};
+  for (const Coded& coded : cases) {
+    const auto frame = coded.Frame();
+    const auto writer = StartFrame(frame, ExpectedAtLeast(Quality::kUnrated));
+    EXPECT_EQ(writer->total_bytes(), frame.size());
+    for (std::size_t at = 0; at < frame.size(); at += 137) {
+      ASSERT_TRUE(Append(*writer, std::span(frame).subspan(
+                                      at, std::min<std::size_t>(137, frame.size() - at)))
+                      .ok());
+    }
+    ASSERT_TRUE(writer->complete());
+    ASSERT_TRUE(writer->Seal().ok()) << writer->Seal();
+    const auto payload = writer->record().payload();
+    EXPECT_TRUE(std::equal(payload.begin(), payload.end(), frame.begin(), frame.end()));
+    EXPECT_EQ(writer->record().payload_crc32c(), Crc32c(payload));
+    EXPECT_EQ(writer->rung().codec, coded.codec);
+    EXPECT_EQ(writer->rung().rung, RungOf(coded.codec));
+    EXPECT_EQ(writer->rung().quality, coded.quality);
+    EXPECT_EQ(writer->rung().profile.bytes[0], coded.profile);
+    const auto descriptor = NodeDescriptor::Decode(AsText(writer->record().descriptor()));
+    ASSERT_TRUE(descriptor.ok()) << descriptor.status();
+    EXPECT_EQ(descriptor->codec, coded.codec);
+    EXPECT_EQ(descriptor->quality, coded.quality);
+    EXPECT_EQ(descriptor->profile, writer->rung().profile);
+    EXPECT_EQ(descriptor->row, Expected().descriptor.row);
+  }
+}
+
+// On a lossy prefix nothing is better than that prefix was.
+TEST_F(RecordBlockWriterTest, QualityIsCappedByThatOfThePrefix) {
+  ExpectedBlock expected = ExpectedAtLeast(Quality::kUnrated);
+  expected.descriptor.row.provenance = Provenance::kOnLossy;
+  expected.served_quality_max = Quality::kSmall;
+  const auto frame = Coded{.quality = Quality::kHigh}.Frame();
+  const auto coded = StartFrame(frame, expected);
+  ASSERT_TRUE(Append(*coded, frame).ok());
+  ASSERT_TRUE(coded->Seal().ok());
+  EXPECT_EQ(coded->rung().quality, Quality::kSmall);
+  EXPECT_EQ(coded->frame_quality(), Quality::kHigh);
+  auto raw = RecordBlockWriter::CreateRaw(expected, raw_.size(), KvGeometry(Spec()));
+  ASSERT_TRUE(raw.ok()) << raw.status();
+  ASSERT_TRUE(Append(**raw, raw_).ok());
+  ASSERT_TRUE((*raw)->Seal().ok());
+  EXPECT_EQ((*raw)->rung().rung, Rung::kExact);
+  EXPECT_EQ((*raw)->rung().quality, Quality::kSmall);
+}
+
+// Each with the word that tells what is wrong.
+TEST_F(RecordBlockWriterTest, HeadsThatAreNotOfThePutAreRefused) {
+  ModelId other;
+  other.bytes.fill(1);
+  const auto refused = [](const Coded& coded, ExpectedBlock expected, const ModelSpec& spec) {
+    const absl::Status status = TryFrame(coded.Frame(), std::move(expected), spec).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused({.model = other}, ExpectedAtLeast(Quality::kSmall), Spec()),
+              testing::HasSubstr("another model"));
+  EXPECT_THAT(refused({.raw_bytes = 1}, ExpectedAtLeast(Quality::kSmall), Spec()),
+              testing::HasSubstr("decodes to 1 bytes"));
+  EXPECT_THAT(refused({.quality = Quality::kSmall}, ExpectedAtLeast(Quality::kHigh), Spec()),
+              testing::HasSubstr("small, and the put announced at least high"));
+  EXPECT_THAT(refused({}, Expected(), Spec()), testing::HasSubstr("at least exact"));
+  ModelSpec tagged = Spec();
+  tagged.layout_tag = "paged";
+  EXPECT_THAT(refused({}, ExpectedAtLeast(Quality::kSmall), tagged),
+              testing::HasSubstr("layout_tag"));
+}
+
+TEST_F(RecordBlockWriterTest, FramesOfAnotherPlaceAreRefused) {
+  const auto refused = [this](const Coded& coded) {
+    const auto frame = coded.Frame();
+    const auto writer = StartFrame(frame, ExpectedAtLeast(Quality::kSmall));
+    EXPECT_TRUE(Append(*writer, frame).ok());
+    const absl::Status status = writer->Seal();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused({.first_position = 0}), testing::HasSubstr("first_position"));
+  EXPECT_THAT(refused({.first_position = 5 * Spec().block_tokens + 1}),
+              testing::HasSubstr("first_position"));
+  Coded other;
+  ++other.tokens.back();
+  EXPECT_THAT(refused(other), testing::HasSubstr("tokens_crc32c"));
+}
+
+TEST_F(RecordBlockWriterTest, DamagedCodedFramesAreRefused) {
+  const auto frame = Coded{}.Frame();
+  for (std::size_t at = 0; at < frame.size(); at += 3) {
+    auto damaged = frame;
+    damaged[at] ^= std::byte{0x10};
+    const auto writer = StartFrame(frame, ExpectedAtLeast(Quality::kSmall));
+    ASSERT_TRUE(Append(*writer, damaged).ok());
+    EXPECT_TRUE(absl::IsInvalidArgument(writer->Seal())) << "flip at " << at;
+  }
+}
+
+// In shared memory, after the head was checked.
+TEST_F(RecordBlockWriterTest, AFrameOfLessQualityCannotTakeThePlaceOfABetterOne) {
+  const auto better = Coded{.quality = Quality::kHigh}.Frame();
+  const auto worse = Coded{.quality = Quality::kSmall}.Frame();
+  const auto writer = StartFrame(better, ExpectedAtLeast(Quality::kHigh));
+  ASSERT_TRUE(Append(*writer, worse).ok());
   EXPECT_TRUE(absl::IsInvalidArgument(writer->Seal()));
 }
 
@@ -264,8 +445,9 @@ TEST(RecordBlockWriterShapesTest, EveryShapeKeepsItsBytes) {
     ASSERT_TRUE(spec.Validate().ok()) << spec.Validate();
     const KvGeometry geometry(spec);
     const auto raw = RandomBytes(geometry.raw_block_bytes(), 3);
-    auto writer =
-        RecordBlockWriter::Create(0, Encoding::kRaw, raw.size(), spec.Digest(), geometry, "d");
+    ExpectedBlock expected = Expected();
+    expected.descriptor.row.model = spec.Digest();
+    auto writer = RecordBlockWriter::CreateRaw(expected, raw.size(), geometry);
     ASSERT_TRUE(writer.ok()) << writer.status();
     const std::span<const std::byte> chunk = raw;
     ASSERT_TRUE((*writer)->AppendChunk({&chunk, 1}, Crc32c(raw)).ok());

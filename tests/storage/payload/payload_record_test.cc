@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -67,6 +69,17 @@ TEST(PayloadLocationTest, DiskBytesAreWholePages) {
   EXPECT_EQ(at.disk_bytes(), std::uint64_t{1} << 32);
   EXPECT_FALSE(PayloadLocation{});
   EXPECT_TRUE(at);
+}
+
+TEST(PayloadRecordTest, AnotherDescriptorOfTheSameSizeTakesItsPlace) {
+  PayloadRecord record("first", 100);
+  std::fill(record.payload().begin(), record.payload().end(), std::byte{7});
+  record.ReplaceDescriptor("other");
+  EXPECT_EQ(std::memcmp(record.descriptor().data(), "other", 5), 0);
+  EXPECT_EQ(record.descriptor().size(), 5u);
+  EXPECT_TRUE(std::all_of(record.payload().begin(), record.payload().end(),
+                          [](std::byte byte) { return byte == std::byte{7}; }));
+  EXPECT_DEATH(record.ReplaceDescriptor("longer"), "descriptor_bytes_");
 }
 
 }  // namespace

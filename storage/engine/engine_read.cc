@@ -1,0 +1,280 @@
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/byte_reader.h"
+#include "storage/base/check.h"
+#include "storage/base/crc32c.h"
+#include "storage/base/status_macros.h"
+#include "storage/engine/engine_core.h"
+#include "storage/meta/meta_keys.h"
+
+namespace kvtrie {
+
+const RungRow* Engine::Core::Choose(const NodeRow& row, Quality min_quality, ReadAs as) const {
+  const RungRow* best = nullptr;
+  for (const RungRow& rung : row.rungs) {
+    if (!IsAtLeast(ServedQuality(row, rung), min_quality)) continue;
+    const bool is_better =
+        best == nullptr || (IsReadable(rung.codec, as) == IsReadable(best->codec, as)
+                                ? rung.record_bytes < best->record_bytes
+                                : IsReadable(rung.codec, as));
+    if (is_better) best = &rung;
+  }
+  return best;
+}
+
+absl::StatusOr<NodeRow> Engine::Core::ReadRow(TenantId tenant, const TrieNodeId& node) {
+  KV_ASSIGN_OR_RETURN(const auto text,
+                      meta_->Get(MetaTable::kNodes, NodeRowKey{tenant, node}.Encode()));
+  if (!text.has_value()) return absl::DataLossError("the row of a trie node is gone");
+  return NodeRow::Decode(*text);
+}
+
+StoredFrame Engine::Core::FrameInIndex(const IndexNode& node) const {
+  return {.node = node.id,
+          .rung = RungOf(node.codec()),
+          .quality = node.quality(),
+          .codec = node.codec(),
+          .at = LocationOf(node.frame),
+          .raw_frame_bytes = RawFrameBytes(node.model)};
+}
+
+std::optional<absl::StatusOr<Engine::FoundFrames>> Engine::Core::FindFrames(
+    TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes, Quality min_quality,
+    ReadAs as, bool may_block) {
+  FoundFrames frames(nodes.size());
+  std::vector<std::size_t> in_rows;  // the larger of two frames may be the one
+  std::size_t missed = 0;
+  std::uint64_t raw_frame_bytes;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const auto slot = FindRegistered(tenant, model);
+    if (!slot.ok()) return slot.status();
+    raw_frame_bytes = RawFrameBytes(*slot);
+    const std::uint32_t now = NowSeconds();
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      const NodeRef ref = index_.FindById(nodes[i]);
+      if (ref == 0 || index_.node(ref).model != *slot || index_.node(ref).expired(now)) {
+        ++missed;
+        continue;
+      }
+      const IndexNode& node = index_.node(ref);
+      const bool in_index =
+          node.serves(min_quality) && (IsReadable(node.codec(), as) || !node.has_other());
+      if (in_index) {
+        frames[i] = FrameInIndex(node);
+      } else if (node.any_serves(min_quality)) {
+        if (!may_block) return std::nullopt;
+        in_rows.push_back(i);
+      } else {
+        ++missed;
+      }
+    }
+  }
+  for (const std::size_t i : in_rows) {
+    const auto row = ReadRow(tenant, nodes[i]);
+    const RungRow* rung = row.ok() ? Choose(*row, min_quality, as) : nullptr;
+    if (rung == nullptr) {
+      ++missed;
+      continue;
+    }
+    frames[i] = StoredFrame{.node = nodes[i],
+                            .rung = rung->rung,
+                            .quality = ServedQuality(*row, *rung),
+                            .codec = rung->codec,
+                            .at = LocationOf(*rung),
+                            .raw_frame_bytes = raw_frame_bytes};
+  }
+  counters_.missed_reads.fetch_add(missed, std::memory_order_relaxed);
+  return frames;
+}
+
+absl::StatusOr<Engine::FoundFrames> Engine::Core::FindFramesOfPath(TenantId tenant,
+                                                                   const PathView& path,
+                                                                   std::uint32_t first_block,
+                                                                   std::uint32_t block_count,
+                                                                   Quality min_quality, ReadAs as) {
+  ModelSlot slot;
+  std::uint32_t block_tokens;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    KV_ASSIGN_OR_RETURN(slot, FindRegistered(tenant, path.model));
+    block_tokens = index_.model(slot).block_tokens;
+  }
+  const auto walked = Walk(slot, tenant, path, block_tokens, min_quality, /*may_block=*/true);
+  const std::uint32_t last_block = block_count == 0
+                                       ? walked->block_count
+                                       : std::min(walked->block_count, first_block + block_count);
+  if (first_block > last_block) {
+    return absl::InvalidArgumentError("first_block: lies behind the prefix's last full block");
+  }
+  std::vector<TrieNodeId> ids;
+  for (std::uint32_t block = first_block; block < last_block; ++block) {
+    ids.push_back(block < walked->nodes.size() ? walked->nodes[block].second : TrieNodeId{});
+  }
+  return *FindFrames(tenant, path.model, ids, min_quality, as, /*may_block=*/true);
+}
+
+std::optional<LoadedFrame> Engine::Core::TryReadFrame(const StoredFrame& frame, ReadAs as) {
+  if (as == ReadAs::kRaw && frame.codec != CodecId::kRaw) return std::nullopt;
+  SharedBytes bytes = tier_.Get(frame.at);
+  if (!bytes) return std::nullopt;
+  auto view = FrameView::Parse(bytes.view);
+  KV_CHECK(view.ok());  // it was checked on its way into the tier
+  counters_.memory_reads.fetch_add(1, std::memory_order_relaxed);
+  return LoadedFrame{std::move(bytes), *view};
+}
+
+absl::StatusOr<LoadedFrame> Engine::Core::LoadFrame(const StoredFrame& frame) {
+  KV_ASSIGN_OR_RETURN(StoredPayload stored, payload_->Read(frame.at));
+  const auto descriptor = NodeDescriptor::Decode(AsText(stored.descriptor));
+  if (!descriptor.ok() || descriptor->node != frame.node) {
+    return absl::DataLossError("the record belongs to another trie node");
+  }
+  const auto view = FrameView::Parse(stored.view);
+  if (!view.ok() || view->frame_bytes() != stored.view.size() ||
+      view->model() != descriptor->row.model || view->codec() != descriptor->codec) {
+    return absl::DataLossError("the record holds no frame of its model");
+  }
+  if (view->codec() != CodecId::kRaw) {
+    const NodeRow& row = descriptor->row;
+    const FrameBinding binding = view->binding();
+    if (binding.first_position != std::uint64_t{row.depth - 1} * row.tokens.size() ||
+        binding.tokens_crc32c != Crc32c(std::as_bytes(std::span(row.tokens))) ||
+        binding.profile != descriptor->profile) {
+      return absl::DataLossError("the record's frame is bound to another block");
+    }
+  }
+  return LoadedFrame{std::move(stored), *view};
+}
+
+bool Engine::Core::IsCurrent(const StoredFrame& frame) {
+  TenantId tenant;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const NodeRef ref = index_.FindById(frame.node);
+    if (ref == 0) return false;
+    if (LocationOf(index_.node(ref).frame) == frame.at) return true;
+    if (!index_.node(ref).has_other()) return false;
+    tenant = index_.model(index_.node(ref).model).tenant;
+  }
+  const auto row = ReadRow(tenant, frame.node);
+  return row.ok() && std::any_of(row->rungs.begin(), row->rungs.end(),
+                                 [&](const RungRow& rung) { return LocationOf(rung) == frame.at; });
+}
+
+absl::StatusOr<LoadedFrame> Engine::Core::ReadFromDisk(const StoredFrame& frame) {
+  auto loaded = LoadFrame(frame);
+  if (loaded.ok()) {
+    counters_.disk_reads.fetch_add(1, std::memory_order_relaxed);
+    counters_.disk_read_bytes.fetch_add(frame.at.record_bytes, std::memory_order_relaxed);
+    return loaded;
+  }
+  // It may have been unlinked and freed while it was read: a miss then, not a fault.
+  if (!IsCurrent(frame)) {
+    counters_.missed_reads.fetch_add(1, std::memory_order_relaxed);
+    return absl::NotFoundError("block: not stored any more");
+  }
+  if (absl::IsDataLoss(loaded.status())) {
+    counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
+    DropCorruptFrame(frame);
+  } else {
+    counters_.read_errors.fetch_add(1, std::memory_order_relaxed);
+  }
+  return loaded.status();
+}
+
+// The raw frame that a frame decodes to, as if it were stored so: what is served in layers and
+// chunks needs nothing else.
+absl::StatusOr<LoadedFrame> Engine::Core::DecodeFrame(const StoredFrame& stored,
+                                                      const LoadedFrame& loaded) {
+  std::shared_ptr<const RegisteredModel> model;
+  TenantId tenant;
+  std::vector<TokenId> tokens;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const NodeRef ref = index_.FindById(stored.node);
+    if (ref == 0) return absl::NotFoundError("block: not stored any more");
+    const IndexNode& node = index_.node(ref);
+    tenant = index_.model(node.model).tenant;
+    const auto registered = models_.find(node.model);
+    KV_CHECK(registered != models_.end());  // its frames are found by its model
+    model = registered->second;
+    const auto cached = index_.CachedTokens(ref);
+    tokens.assign(cached.begin(), cached.end());
+  }
+  if (tokens.empty()) {
+    KV_ASSIGN_OR_RETURN(NodeRow row, ReadRow(tenant, stored.node));
+    tokens = std::move(row.tokens);
+  }
+
+  const KvGeometry& geometry = model->geometry;
+  const std::vector<std::uint32_t> section_bytes = RawSectionBytes(geometry);
+  const std::size_t header_bytes = FrameHeaderBytes(section_bytes.size());
+  auto buffer = std::make_shared<AlignedBuffer>(model->raw_frame_bytes);
+  const std::span<std::byte> frame(buffer->data(), model->raw_frame_bytes);
+  const std::span<std::byte> raw = frame.subspan(header_bytes);
+  KV_RETURN_IF_ERROR(
+      decoder_->Decode({loaded.view, tokens, model->spec, geometry}, *profiles_, raw));
+
+  std::vector<FrameSection> sections;
+  std::size_t begin = 0;
+  for (const std::uint32_t bytes : section_bytes) {
+    sections.push_back({bytes, Crc32c(raw.subspan(begin, bytes))});
+    begin += bytes;
+  }
+  WriteFrameHeader({.model = loaded.view.model(), .raw_bytes = raw.size(), .sections = sections},
+                   frame.first(header_bytes));
+  auto view = FrameView::Parse(frame);
+  KV_CHECK(view.ok());
+  return LoadedFrame{{std::move(buffer), frame}, *view};
+}
+
+absl::StatusOr<LoadedFrame> Engine::Core::ReadDecoded(const StoredFrame& stored) {
+  auto loaded = TryReadFrame(stored, ReadAs::kFrame);
+  if (!loaded) {
+    KV_ASSIGN_OR_RETURN(loaded, ReadFromDisk(stored));
+    tier_.Insert(stored.at, loaded->bytes);
+  }
+  auto decoded = DecodeFrame(stored, *loaded);
+  if (decoded.ok()) {
+    counters_.decoded_blocks.fetch_add(1, std::memory_order_relaxed);
+    return decoded;
+  }
+  if (absl::IsNotFound(decoded.status())) return decoded.status();
+  counters_.decode_errors.fetch_add(1, std::memory_order_relaxed);
+  if (absl::IsDataLoss(decoded.status())) {
+    counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
+    DropCorruptFrame(stored);
+  }
+  return decoded.status();
+}
+
+void Engine::Core::ReadFrame(const StoredFrame& frame, ReadAs as,
+                             std::function<void(absl::StatusOr<LoadedFrame>)> on_read) {
+  if (auto loaded = TryReadFrame(frame, as)) {
+    on_read(*std::move(loaded));
+    return;
+  }
+  const bool decodes = as == ReadAs::kRaw && frame.codec != CodecId::kRaw;
+  if (decodes && decoder_ == nullptr) {
+    counters_.undecoded_blocks.fetch_add(1, std::memory_order_relaxed);
+    on_read(absl::FailedPreconditionError("stored coded; fetch it as ENCODING_FRAME"));
+    return;
+  }
+  const auto shared =
+      std::make_shared<std::function<void(absl::StatusOr<LoadedFrame>)>>(std::move(on_read));
+  const bool posted = read_pool_->TryPost([this, frame, decodes, shared] {
+    if (decodes) {
+      (*shared)(ReadDecoded(frame));
+      return;
+    }
+    auto loaded = ReadFromDisk(frame);
+    if (loaded.ok()) tier_.Insert(frame.at, loaded->bytes);
+    (*shared)(std::move(loaded));
+  });
+  if (!posted) (*shared)(absl::UnavailableError("too many reads are waiting for the disk"));
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,206 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "storage/base/byte_order.h"
+#include "tests/storage/engine/engine_fixture.h"
+
+namespace kvtrie {
+
+// A profile for a model, with levels of all rated qualities; `seed` tells profiles apart.
+inline std::vector<std::byte> TestProfile(const ModelSpec& spec, std::uint32_t seed = 1,
+                                          std::size_t bytes = 2000) {
+  ProfileHeader header;
+  header.codec_key = spec.CodecKey();
+  header.levels = {{Quality::kNearExact, 4, 0.0005f, 0.01f},
+                   {Quality::kHigh, 3, 0.005f, 0.1f},
+                   {Quality::kSmall, 2, 0.04f, 0.5f}};
+  header.body_bytes = bytes - header.header_bytes();
+  std::vector<std::byte> profile(bytes);
+  const auto body = std::span(profile).subspan(header.header_bytes());
+  std::mt19937 random(seed);
+  for (std::byte& byte : body) byte = static_cast<std::byte>(random());
+  header.body_crc32c = Crc32c(body);
+  WriteProfileHeader(header, std::span(profile).first(header.header_bytes()));
+  return profile;
+}
+
+// A number that names a block's pattern.
+inline std::uint32_t PatternNumber(const PathView& path, std::uint32_t block_tokens,
+                                   std::uint32_t block) {
+  return LoadLittle<std::uint32_t>(PatternBlock(path, block_tokens, block, 4).data());
+}
+
+// A "codec": the body is the binding and a number that names the block's bytes.
+inline std::vector<std::byte> CodedPattern(std::uint32_t number, std::size_t bytes) {
+  std::mt19937 random(number);
+  std::vector<std::byte> raw(bytes);
+  for (std::byte& byte : raw) byte = static_cast<std::byte>(random());
+  return raw;
+}
+
+class FakeDecoder final : public BlockDecoder {
+ public:
+  absl::Status Decode(const EncodedBlock& block, ProfileStore& profiles,
+                      std::span<std::byte> raw) const override {
+    ++calls;
+    if (fail) return fail();
+    if (block.frame.tokens_crc32c() != Crc32c(std::as_bytes(block.tokens))) {
+      return absl::InternalError("other tokens than the frame's");
+    }
+    if (raw.size() != block.geometry.raw_block_bytes()) return absl::InternalError("raw size");
+    if (!block.frame.profile().empty()) {
+      const auto profile = profiles.Read(block.frame.profile());
+      if (!profile.ok()) return absl::FailedPreconditionError(profile.status().message());
+    }
+    const auto pattern = CodedPattern(
+        LoadLittle<std::uint32_t>(block.frame.body().data() + kFrameBindingBytes), raw.size());
+    std::copy(pattern.begin(), pattern.end(), raw.begin());
+    return absl::OkStatus();
+  }
+
+  mutable std::atomic<int> calls{0};
+  std::function<absl::Status()> fail;  // set before the engine uses it
+};
+
+// An engine that decodes what MakeFrame makes.
+class CodedFixture : public EngineFixture {
+ protected:
+  CodedFixture() { decoder_ = fake_decoder_; }
+
+  ProfileId MustPutProfile(std::span<const std::byte> bytes) {
+    auto upload = engine_->BeginProfile(tenant_, bytes.size());
+    EXPECT_TRUE(upload.ok()) << upload.status();
+    if (!upload.ok()) return {};
+    EXPECT_TRUE((*upload)->Append(bytes).ok());
+    auto stored = (*upload)->Commit({});
+    EXPECT_TRUE(stored.ok()) << stored.status();
+    return stored.ok() ? stored->info.id : ProfileId{};
+  }
+  void OpenWithProfile() {
+    Open();
+    profile_ = MustPutProfile(TestProfile(spec_));
+  }
+
+  struct FrameKind {
+    CodecId codec = CodecId::kResidual;
+    Quality quality = Quality::kHigh;
+    std::size_t body_bytes = 600;
+  };
+  static FrameKind Residual(Quality quality) { return {CodecId::kResidual, quality, 600}; }
+  static FrameKind Rotated() { return {CodecId::kRotated, Quality::kUnrated, 700}; }
+
+  // Names the bytes that a frame of this kind decodes to: what is lossy is not the raw block.
+  std::uint32_t NumberOf(const PathView& path, std::uint32_t block, const FrameKind& kind) const {
+    return PatternNumber(path, spec_.block_tokens, block) * 8 +
+           static_cast<std::uint32_t>(kind.quality);
+  }
+  std::vector<std::byte> DecodedBytes(const PathView& path, std::uint32_t block,
+                                      const FrameKind& kind) const {
+    return CodedPattern(NumberOf(path, block, kind), raw_block_bytes_);
+  }
+
+  std::vector<std::byte> MakeFrame(const PathView& path, std::uint32_t block,
+                                   const FrameKind& kind) const {
+    const auto tokens =
+        path.tokens.subspan(std::size_t{block} * spec_.block_tokens, spec_.block_tokens);
+    std::vector<std::byte> body(kind.body_bytes);
+    WriteFrameBinding({.first_position = block * spec_.block_tokens,
+                       .tokens_crc32c = Crc32c(std::as_bytes(tokens)),
+                       .profile = kind.codec == CodecId::kResidual ? profile_ : ProfileId{}},
+                      std::span(body).first(kFrameBindingBytes));
+    StoreLittle(body.data() + kFrameBindingBytes, NumberOf(path, block, kind));
+    const FrameSection section{static_cast<std::uint32_t>(body.size()), Crc32c(body)};
+    std::vector<std::byte> frame(FrameHeaderBytes(1));
+    WriteFrameHeader({.codec = kind.codec,
+                      .quality = kind.quality,
+                      .model = model_,
+                      .raw_bytes = raw_block_bytes_,
+                      .sections = {&section, 1}},
+                     frame);
+    frame.insert(frame.end(), body.begin(), body.end());
+    return frame;
+  }
+
+  // Sends frames for the missing blocks of a put; the result of each.
+  PutResults PutFrames(const PutAnnouncement& put, const FrameKind& kind,
+                       std::vector<std::uint32_t>* sent = nullptr) {
+    auto session = engine_->BeginPut(tenant_, put);
+    if (!session.ok()) return {session.status()};
+    const auto missing = (*session)->missing_blocks();
+    if (sent != nullptr) *sent = missing;
+    PutResults results(missing.size(), absl::UnknownError("no answer"));
+    absl::Mutex mutex;
+    std::size_t open = missing.size();
+    for (std::size_t i = 0; i < missing.size(); ++i) {
+      const auto frame = MakeFrame(put.path, missing[i], kind);
+      auto writer = (*session)->StartFrame(missing[i], FrameView::Parse(frame).value());
+      if (!writer.ok()) {
+        results[i] = writer.status();
+        (*session)->AbandonBlock(missing[i]);
+        absl::MutexLock lock(&mutex);
+        --open;
+        continue;
+      }
+      const std::span<const std::byte> piece = frame;
+      EXPECT_TRUE((*writer)->AppendChunk({&piece, 1}, Crc32c(frame)).ok());
+      (*session)->FinishBlock(*std::move(writer), [&, i](absl::StatusOr<PutBlockResult> result) {
+        absl::MutexLock lock(&mutex);
+        results[i] = std::move(result);
+        --open;
+      });
+    }
+    absl::MutexLock lock(&mutex);
+    const auto none_open = [&open] { return open == 0; };
+    mutex.Await(absl::Condition(&none_open));
+    return results;
+  }
+  // Puts that must succeed.
+  void MustPutFrames(const PathView& path, const FrameKind& kind, bool beside_exact = false) {
+    PutAnnouncement put;
+    put.path = path;
+    put.quality = kind.quality;
+    put.beside_exact = beside_exact;
+    for (const auto& result : PutFrames(put, kind)) ASSERT_TRUE(result.ok()) << result.status();
+  }
+
+  LookupResult LookupAt(const PathView& path, Quality min_quality) {
+    auto result = engine_->Lookup(
+        tenant_,
+        {.models = {path.model}, .path = path, .min_quality = min_quality, .want_blocks = true});
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? *result : LookupResult{};
+  }
+  std::vector<TrieNodeId> NodesOf(const LookupResult& found) const {
+    std::vector<TrieNodeId> ids;
+    for (const MatchedBlock& block : found.blocks.front()) ids.push_back(block.node);
+    return ids;
+  }
+  Engine::FoundFrames FramesAt(const PathView& path, Quality min_quality) {
+    const auto frames = engine_->FindFrames(
+        tenant_, path.model, NodesOf(LookupAt(path, Quality::kUnrated)), min_quality);
+    EXPECT_TRUE(frames.ok()) << frames.status();
+    return frames.ok() ? *frames : Engine::FoundFrames{};
+  }
+  // The bytes of a block as raw KV, or why not.
+  absl::StatusOr<std::vector<std::byte>> RawBytes(const StoredFrame& frame) {
+    const auto loaded = ReadBlock(frame, ReadAs::kRaw);
+    if (!loaded.ok()) return loaded.status();
+    EXPECT_EQ(loaded->view.codec(), CodecId::kRaw);
+    EXPECT_TRUE(loaded->view.VerifyBody().ok());
+    EXPECT_LE(loaded->bytes.view.size(), frame.loaded_bytes(ReadAs::kRaw));
+    const auto body = loaded->view.body();
+    return std::vector<std::byte>(body.begin(), body.end());
+  }
+
+  const std::shared_ptr<FakeDecoder> fake_decoder_ = std::make_shared<FakeDecoder>();
+  ProfileId profile_;
+};
+
+}  // namespace kvtrie
