@@ -36,6 +36,7 @@ HOMES = {
     r"rados/": r"storage/(meta|payload)/(.*_)?rados",
     r"(cuda|cublas|cudnn|nvrtc|curand|cub/|thrust/)": r"gpu/",
     r"(grpcpp|grpc)/": r"(server|client|proto|e2e|bench)/",
+    r"(oneapi|Eigen)/": r"storage/codec/",
 }
 
 # Tests that look at more than one folder, and what they need.

@@ -1,14 +1,19 @@
 #include "storage/codec/matrix_product.h"
 
-#include <omp.h>
-
 #include <array>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "oneapi/dnnl/dnnl.hpp"
+#include <oneapi/dnnl/dnnl.hpp>
+
 #include "storage/base/check.h"
+
+// Of the OpenMP runtime that oneDNN brings; its header comes with some compilers only.
+extern "C" {
+int omp_get_max_threads(void);
+void omp_set_num_threads(int count);
+}
 
 namespace kvtrie {
 namespace {
