@@ -2,6 +2,7 @@
 
 #include <Eigen/Dense>
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -40,6 +41,25 @@ std::vector<float> ReadFloats(ByteReader& reader) {
 bool AllFinite(const std::vector<float>& values) {
   return std::all_of(values.begin(), values.end(),
                      [](float value) { return std::isfinite(value); });
+}
+
+// In bfloat16: what is known of queries comes from some texts, and has errors far larger.
+void WriteShort(ByteWriter& writer, const std::vector<float>& values) {
+  writer.Write(static_cast<std::uint32_t>(values.size()));
+  for (const float value : values) {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    writer.Write(static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16));
+  }
+}
+std::vector<float> ReadShort(ByteReader& reader) {
+  const std::size_t count = reader.Read<std::uint32_t>();
+  const auto bytes = reader.ReadBytes(count * sizeof(std::uint16_t));
+  std::vector<float> values(bytes.size() / sizeof(std::uint16_t));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::uint32_t high = LoadLittle<std::uint16_t>(bytes.data() + 2 * i);
+    values[i] = std::bit_cast<float>(high << 16);
+  }
+  return values;
 }
 
 }  // namespace
@@ -119,8 +139,8 @@ std::string FitMaterial::Encode(std::span<const PlaneShape> planes) const {
   writer.Write(group_count);
   writer.Write(importance.query_heads);
   writer.Write(importance.covariance_rank);
-  WriteFloats(writer, importance.query_means);
-  WriteFloats(writer, importance.query_factors);
+  WriteShort(writer, importance.query_means);
+  WriteShort(writer, importance.query_factors);
   WriteFloats(writer, importance.normalizers);
   WriteFloats(writer, importance.weights);
   return Seal(std::move(writer));
@@ -160,8 +180,8 @@ absl::StatusOr<FitMaterial> FitMaterial::Decode(std::span<const PlaneShape> plan
   material.group_count = reader.Read<std::uint32_t>();
   material.importance.query_heads = reader.Read<std::uint32_t>();
   material.importance.covariance_rank = reader.Read<std::uint32_t>();
-  material.importance.query_means = ReadFloats(reader);
-  material.importance.query_factors = ReadFloats(reader);
+  material.importance.query_means = ReadShort(reader);
+  material.importance.query_factors = ReadShort(reader);
   material.importance.normalizers = ReadFloats(reader);
   material.importance.weights = ReadFloats(reader);
   if (!reader.Done() || material.metrics.size() != metric_count) {

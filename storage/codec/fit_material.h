@@ -39,7 +39,7 @@ struct FitMaterial {
   std::uint32_t group_count = 0;
   ImportanceModel importance;  // no query heads: all tokens count the same
 
-  // The bytes of a file. Metrics are kept in 8 bits.
+  // The bytes of a file. Metrics are kept in 8 bits, queries in 16.
   std::string Encode(std::span<const PlaneShape> planes) const;
   // DataLoss: damaged. InvalidArgument: of another model.
   static absl::StatusOr<FitMaterial> Decode(std::span<const PlaneShape> planes,

@@ -227,7 +227,7 @@ int FitProfile(const Arguments& arguments) {
   options.metric_shrinkage = arguments.Option("shrinkage", options.metric_shrinkage);
   options.ridge = arguments.Option("ridge", options.ridge);
   options.table_tokens_max = static_cast<std::size_t>(arguments.Option("table", 8192));
-  options.rounds = static_cast<int>(arguments.Option("rounds", 2));
+  options.rounds = static_cast<int>(arguments.Option("rounds", 1));
   const double strength = arguments.Option("importance", 0.9);
   const double rate_weight = arguments.Option("rate_weight", 0.08);
   const auto add_level = [&](Quality quality, const char* name, double step) {
@@ -238,9 +238,9 @@ int FitProfile(const Arguments& arguments) {
     level.importance_strength = static_cast<float>(strength);
     if (level.step > 0) options.levels.push_back(level);
   };
-  add_level(Quality::kHigh, "high", 0.004);
-  add_level(Quality::kNearExact, "near_exact", 0.0014);
-  add_level(Quality::kSmall, "small", 0.009);
+  add_level(Quality::kHigh, "high", 0.0026);
+  add_level(Quality::kNearExact, "near_exact", 0.00072);
+  add_level(Quality::kSmall, "small", 0.0054);
   options.progress = [](double done, std::string_view what) {
     std::fprintf(stderr, "\r%3.0f %%  %-12s", 100 * done, std::string(what).c_str());
   };

@@ -1,7 +1,6 @@
 """The store's own codec, through its command codec_tool: fits profiles, codes texts.
 
-  codec_tool fit --spec SPEC.json --samples FOLDER [--queries FILE.npz] [--gradients FILE]
-                 [--option K=V]... --out PROFILE
+  codec_tool fit --spec SPEC.json --samples FOLDER [--material FILE] [--option K=V]... --out PROFILE
   codec_tool code --spec SPEC.json --profile PROFILE --level LEVEL --block-tokens N [--option K=V]...
                   --tokens FILE.tokens --kv FILE.kv --out FILE.kv
 
@@ -50,20 +49,18 @@ def tool_path() -> pathlib.Path:
     return _PATH
 
 
-def fit(samples: pathlib.Path, options: Mapping[str, object], with_queries: bool = True,
-        gradients: pathlib.Path | None = None) -> pathlib.Path:
+def fit(samples: pathlib.Path, options: Mapping[str, object],
+        material: pathlib.Path | None = None) -> pathlib.Path:
     """The profile fitted with these options; made where the cache lacks it, with the tool's progress.
 
-    samples: a folder of kv_files.prepare, with queries. gradients: a file of them, where there is one.
+    samples: a folder of kv_files.prepare. material: what gradients gave, where they were taken.
     """
     inputs: list[object] = ["--samples", samples]
-    if with_queries:
-        inputs += ["--queries", samples / kv_files.QUERIES_NAME]
     digest = hashlib.sha256(tool_path().read_bytes())
-    digest.update(f"{samples.name} {with_queries} {sorted(options.items())} {_spec()}".encode())
-    if gradients is not None:
-        inputs += ["--gradients", gradients]
-        digest.update(gradients.read_bytes())
+    digest.update(f"{samples.name} {sorted(options.items())} {_spec()}".encode())
+    if material is not None:
+        inputs += ["--material", material]
+        digest.update(material.read_bytes())
     profile = kv_files.cache_folder() / "profiles" / digest.hexdigest()[:24]
     if profile.exists():
         return profile

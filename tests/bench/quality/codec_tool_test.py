@@ -76,7 +76,7 @@ def test_a_profile_is_fitted_once_per_samples_and_options(tool):
     (verb, flags, options, spec), = _calls(tool)
     assert verb == "fit" and options == ["a=1", "b=2"]
     assert flags["samples"] == str(samples)
-    assert flags["queries"] == str(samples / "queries.npz")
+    assert "material" not in flags
     assert spec["kv_groups"][0]["layer_runs"][0] == {
         "layer_count": 30, "kv_heads": 3, "k_head_dim": 64, "v_head_dim": 64}
     assert spec["dtype"] == "DTYPE_BFLOAT16" and spec["rope"]["theta"] == 100000
@@ -86,13 +86,13 @@ def test_a_profile_is_fitted_once_per_samples_and_options(tool):
 
 
 def test_a_fit_has_the_inputs_that_its_scheme_names(tool):
-    gradients = tool / "gradients"
-    gradients.write_bytes(b"some")
-    scheme = schemes.Codec("x", "kvtrie", "high", with_queries=False, gradients=gradients)
+    material = tool / "material"
+    material.write_bytes(b"some")
+    scheme = schemes.Codec("x", "kvtrie", "high", material=material)
     profile = scheme.fitted(tool / "samples").profile
     (_, flags, _, _), = _calls(tool)
-    assert flags["gradients"] == str(gradients) and "queries" not in flags
-    gradients.write_bytes(b"others")
+    assert flags["material"] == str(material)
+    material.write_bytes(b"others")
     assert scheme.fitted(tool / "samples").profile != profile
 
 

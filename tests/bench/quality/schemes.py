@@ -16,6 +16,10 @@ import codec_tool
 import smollm2
 
 
+# Errors' cost and tokens' importance, from gradients.
+_MATERIAL = pathlib.Path(__file__).resolve().parents[2] / "model/fixtures/smollm2_fit_material.bin"
+
+
 @dataclasses.dataclass(frozen=True)
 class Restored:
     """kv: float32 of bfloat16 values [layers, 2, tokens from first_token on, KV heads, head_dim].
@@ -55,7 +59,7 @@ class Baseline:
 class Codec:
     """The store's codec at a quality level. fit, code: options of codec_tool's verbs.
 
-    with_queries, gradients: what it is fitted with beside the calibration texts.
+    material: what it is fitted with beside the calibration texts.
     """
 
     name: str
@@ -66,13 +70,12 @@ class Codec:
     quick: bool = False
     sessions: bool = False
     against_float32: bool = False
-    with_queries: bool = True
-    gradients: pathlib.Path | None = None
+    material: pathlib.Path | None = _MATERIAL
     profile: pathlib.Path | None = None  # set by fitted()
 
     def fitted(self, samples: pathlib.Path) -> "Codec":
         """This scheme with its profile. Errors: codec_tool.CodecToolError."""
-        profile = codec_tool.fit(samples, self.fit, self.with_queries, self.gradients)
+        profile = codec_tool.fit(samples, self.fit, self.material)
         return dataclasses.replace(self, profile=profile)
 
     def restore(self, token_ids: Sequence[int], kv: np.ndarray, first_token: int = 0) -> Restored:
@@ -111,6 +114,8 @@ SCHEMES: tuple[Scheme, ...] = (
     _turboquant(4, 3, True),
     _turboquant(3, 3, True),
     _turboquant(2, 2, True),
-    Codec("kvtrie high", "kvtrie", "high", quick=True, sessions=True),
+    Codec("kvtrie exact", "kvtrie", "exact"),
     Codec("kvtrie near-exact", "kvtrie", "near-exact", sessions=True),
+    Codec("kvtrie high", "kvtrie", "high", quick=True, sessions=True),
+    Codec("kvtrie small", "kvtrie", "small", quick=True, sessions=True),
 )
