@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
@@ -333,7 +334,10 @@ absl::Status ResidualProfile::CheckConsistency() const {
       }
     }
   }
-  if (!std::is_sorted(table_tokens.begin(), table_tokens.end())) return Bad("token table");
+  if (std::adjacent_find(table_tokens.begin(), table_tokens.end(), std::greater_equal<>()) !=
+      table_tokens.end()) {
+    return Bad("token table");
+  }
   if (table_rows.size() != table_tokens.size() * FirstLayerComponents(*this)) {
     return Bad("rows of the token table");
   }

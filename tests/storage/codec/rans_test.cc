@@ -176,6 +176,40 @@ TEST(RansTest, FinishAppends) {
   EXPECT_EQ(bytes[2], std::byte{7});
 }
 
+// A decoder that has so many bytes, and garbage behind them, decodes the steps before a mark.
+TEST(RansTest, MarksSayHowManyBytesTheStepsBeforeNeed) {
+  const RansTables tables = TestTables();
+  constexpr std::size_t kSteps = 60;
+  const Symbols drawn = DrawSymbols(kSteps * kLanes);
+  WithEachKernelSet([&] {
+    RansEncoder encoder;
+    encoder.AddSymbols(tables, drawn.table_of, drawn.symbols);
+    const std::vector<std::size_t> marks = {0, 1, 2, 2, 17, 59, 60};
+    std::vector<std::byte> bytes(3, std::byte{7});  // Finish appends
+    std::vector<std::size_t> bytes_at;
+    ASSERT_TRUE(encoder.Finish(bytes, marks, bytes_at).ok());
+    bytes.erase(bytes.begin(), bytes.begin() + 3);
+    EXPECT_EQ(bytes, EncodeSymbols(tables, drawn)) << "marks change nothing";
+    ASSERT_EQ(bytes_at.size(), marks.size());
+    EXPECT_EQ(bytes_at.front(), kRansStateBytes);
+    EXPECT_EQ(bytes_at.back(), bytes.size());
+    for (std::size_t m = 0; m < marks.size(); ++m) {
+      std::vector<std::byte> arrived = bytes;
+      std::fill(arrived.begin() + static_cast<std::ptrdiff_t>(bytes_at[m]), arrived.end(),
+                std::byte{0xEE});
+      RansDecoder decoder;
+      decoder.Start(arrived.data(), arrived.size());
+      for (std::size_t step = 0; step < marks[m]; ++step) {
+        const std::uint8_t* const table_of = drawn.table_of.data() + step * kLanes;
+        std::uint8_t symbols[kLanes];
+        StoreU8(decoder.DecodeSymbols(tables.decode(), LoadU8(table_of), kAllLanes), symbols);
+        EXPECT_TRUE(std::equal(symbols, symbols + kLanes, drawn.symbols.begin() + step * kLanes));
+      }
+      EXPECT_EQ(decoder.next, reinterpret_cast<const std::uint8_t*>(arrived.data()) + bytes_at[m]);
+    }
+  });
+}
+
 TEST(RansTest, RefusesASymbolThatItsTableHasNot) {
   const RansTables tables = TestTables();
   WithEachKernelSet([&tables] {

@@ -1,0 +1,48 @@
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "storage/base/check.h"
+#include "tests/fuzz/residual_target.h"
+
+namespace kvtrie {
+namespace {
+
+// With whatever consistent profile: what it encodes, it decodes.
+void TryCoding(const ResidualProfile& profile) {
+  static const ModelSpec spec = FuzzSpec();
+  static const SyntheticText text = FuzzText();
+  const auto codec = ResidualCodec::Create(spec, SyntheticProfileId(), profile);
+  if (!codec.ok()) return;
+  for (std::uint32_t block = 0; block < 2; ++block) {
+    const std::span<const TokenId> tokens = std::span(text.tokens).subspan(20 * block, 20);
+    const std::vector<std::byte> raw = CutBlock(spec, text, 20 * block);
+    const BlockToEncode to_encode = {
+        .first_position = 20 * block, .session_tokens = 60, .tokens = tokens, .raw = raw};
+    for (const ResidualLevel& level : profile.levels) {
+      const auto encoded = (*codec)->Encode({&to_encode, 1}, level.quality);
+      if (!encoded.ok() || (*encoded)[0].body.empty()) continue;
+      std::vector<std::byte> decoded(raw.size());
+      const BlockToDecode to_decode = {.body = (*encoded)[0].body,
+                                       .section_bytes = (*encoded)[0].section_bytes,
+                                       .quality = level.quality,
+                                       .tokens = tokens,
+                                       .raw = decoded};
+      KV_CHECK((*codec)->Decode({&to_decode, 1}).ok());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvtrie
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string body(reinterpret_cast<const char*>(data), size);
+  const auto profile = kvtrie::ResidualProfile::DecodeBody(body);
+  if (!profile.ok()) return 0;
+  KV_CHECK(profile->CheckConsistency().ok());
+  KV_CHECK(profile->EncodeBody() == body);
+  kvtrie::TryCoding(*profile);
+  return 0;
+}
