@@ -1,11 +1,10 @@
 #include "storage/codec/matrix_product.h"
 
 #include <array>
+#include <oneapi/dnnl/dnnl.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
-
-#include <oneapi/dnnl/dnnl.hpp>
 
 #include "storage/base/check.h"
 

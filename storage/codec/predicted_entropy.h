@@ -9,7 +9,8 @@
 //
 // The numbers lie in *cells* of equal width, a power of two near a quarter of what the prediction
 // usually misses by. Coded are the difference of cells, as a value of a residual frame is, and then
-// what is left within the cell: since cells are cut where exponents change, so many bits as they are.
+// what is left within the cell: since cells are cut where exponents change, so many bits as they
+// are.
 namespace kvtrie {
 
 struct PredictedFormat {

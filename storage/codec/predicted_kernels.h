@@ -31,10 +31,9 @@ struct PredictedCells {
     cell_exponent = Max(spacing, I32x16(exponent));
     scale = I32x16(base_scale) - ((cell_exponent - I32x16(exponent)) << 3);
     // Exact: a power of two.
-    const F32x16 cells =
-        prediction * BitCast<float>((I32x16(127) - cell_exponent) << 23);
-    const F32x16 bounded = Select(Less(cells, F32x16(kPredictedCellsMax)), cells,
-                                  F32x16(kPredictedCellsMax));
+    const F32x16 cells = prediction * BitCast<float>((I32x16(127) - cell_exponent) << 23);
+    const F32x16 bounded =
+        Select(Less(cells, F32x16(kPredictedCellsMax)), cells, F32x16(kPredictedCellsMax));
     const F32x16 in_range =
         Select(Less(F32x16(-kPredictedCellsMax), bounded), bounded, F32x16(-kPredictedCellsMax));
     const I32x16 towards_zero = Convert<std::int32_t>(in_range);
@@ -154,7 +153,8 @@ std::size_t PredictedEncodePlane(const ResidualTables& tables, const PredictedFo
 
     const LaneMask with_rest = static_cast<LaneMask>(NotZero(number.rest_bits) & active);
     if (with_rest != 0) {
-      to = Record(to, RansBitsRecords(Unsigned(number.rest), Unsigned(number.rest_bits), with_rest));
+      to =
+          Record(to, RansBitsRecords(Unsigned(number.rest), Unsigned(number.rest_bits), with_rest));
     }
     const LaneMask at_zero = static_cast<LaneMask>(Equal(number.cell, I32x16(0)) & active);
     if (at_zero != 0) {

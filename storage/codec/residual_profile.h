@@ -60,8 +60,8 @@ struct PlaneProfile {
   std::vector<std::int8_t> basis;   // [block][value][component]
   std::vector<float> basis_scales;  // [values]
 
-  // For exact frames, whose numbers are coded in cells (predicted_entropy.h): exponent of the width,
-  // and scale index of the difference of cells.
+  // For exact frames, whose numbers are coded in cells (predicted_entropy.h): exponent of the
+  // width, and scale index of the difference of cells.
   std::vector<std::int8_t> cell_exponents;  // [components]
   std::vector<std::uint8_t> cell_scales;    // [components]
 

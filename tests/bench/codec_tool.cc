@@ -264,11 +264,10 @@ int FitProfile(const Arguments& arguments) {
   return 0;
 }
 
-const std::map<std::string, Quality> kLevels = {
-    {"exact", Quality::kExact},
-    {"near-exact", Quality::kNearExact},
-    {"high", Quality::kHigh},
-    {"small", Quality::kSmall}};
+const std::map<std::string, Quality> kLevels = {{"exact", Quality::kExact},
+                                                {"near-exact", Quality::kNearExact},
+                                                {"high", Quality::kHigh},
+                                                {"small", Quality::kSmall}};
 
 // The KV of a run of tokens as blocks, and back. Raw order is [layer][K, V][token]...
 template <typename Copy>  // copy(block, offset in the block, offset in the run, bytes)

@@ -262,6 +262,8 @@ TEST(ResidualProfileTest, TooManyInputsAreRefused) {
     plane.input_scales.assign(65536, 1);
     plane.weight_scales.assign(65536, 1);
     plane.basis_scales.assign(65536, 1);
+    plane.cell_exponents.assign(65536, 0);
+    plane.cell_scales.assign(65536, 80);
     plane.basis.assign(std::size_t{65536} * 64, 0);
     for (auto& scales : plane.scales) scales.assign(65536, 80);
   }
