@@ -28,6 +28,19 @@ struct LosslessSums {
   std::uint32_t mantissa_bits;  // those that are set somewhere
 };
 
+// For the loops of rotated.cc: one head size and number of bits.
+struct RotatedShape {
+  std::size_t head_dim;
+  std::size_t hadamard_dim;
+  std::size_t hartley_dim;
+  const float* cas;
+  const float* signs;
+  float inverse_root_dim;
+  std::uint32_t bits;
+  const float* codewords;
+  const float* bounds;
+};
+
 // The inner loops of one set. Each is described where it is used; pointers are to arrays whose
 // sizes the caller has checked.
 struct CodecKernels {
@@ -95,6 +108,12 @@ struct CodecKernels {
                              const std::uint8_t* bytes, std::size_t byte_count,
                              const std::uint8_t* const* planes, std::uint32_t* states,
                              std::uint8_t* const* raw);
+
+  // rotated.cc; work is [2][head_dim][16]
+  std::uint16_t (*rotated_encode)(const RotatedShape& shape, const float* rows, float* work,
+                                  float* scales, std::uint8_t* planes);
+  void (*rotated_decode)(const RotatedShape& shape, const std::uint8_t* planes, const float* scales,
+                         float* work, float* rows);
 };
 
 }  // namespace kvtrie

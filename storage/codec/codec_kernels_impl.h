@@ -1,13 +1,15 @@
 // The inner loops of the codecs, once for each instruction set: codec_kernels_*.cc define
 // KV_KERNELS and include this. A file that is built with -mavx512f may leave no function behind
-// that another file could be linked to, so everything here is in unnamed namespaces or inlined, and
-// the standard library is not used.
+// that another file could be linked to, and nothing that runs at start-up. So everything here is in
+// unnamed namespaces or inlined, and the standard library is not used; kernel_symbols_test.py holds
+// that.
 #include "storage/codec/codec_kernel_table.h"
 #include "storage/codec/lossless_kernels.h"
 #include "storage/codec/predicted_kernels.h"
 #include "storage/codec/rans_kernels.h"
 #include "storage/codec/raw_kv_kernels.h"
 #include "storage/codec/residual_kernels.h"
+#include "storage/codec/rotated_kernels.h"
 
 namespace kvtrie {
 
@@ -51,6 +53,8 @@ const CodecKernels KV_KERNELS = {
                         LosslessDecode<SplitBfloat16>, LosslessDecode<SplitFloat8E4m3>,
                         LosslessDecode<SplitFloat8E5m2>, LosslessDecode<SplitInt8>,
                         LosslessDecode<SplitUint8>},
+    .rotated_encode = RotatedEncode,
+    .rotated_decode = RotatedDecode,
 };
 
 }  // namespace kvtrie

@@ -349,6 +349,24 @@ KV_LANES_INLINE Lanes<T> Select(LaneMask mask, Lanes<T> a, Lanes<T> b) {
   return b;
 }
 
+// Rounded to nearest.
+KV_LANES_INLINE F32x16 SquareRoot(F32x16 lanes) {
+#if defined(KV_LANES_AVX512)
+  lanes.piece[0] = (F32x16::Piece)_mm512_sqrt_ps((__m512)lanes.piece[0]);
+#elif defined(KV_LANES_AVX2)
+  for (std::size_t p = 0; p < kPieces; ++p) {
+    lanes.piece[p] = (F32x16::Piece)_mm256_sqrt_ps((__m256)lanes.piece[p]);
+  }
+#else
+  for (std::size_t p = 0; p < kPieces; ++p) {
+    for (std::size_t i = 0; i < kPieceLanes; ++i) {
+      lanes.piece[p][i] = __builtin_sqrtf(lanes.piece[p][i]);
+    }
+  }
+#endif
+  return lanes;
+}
+
 // `x` where a < b (a == b), `y` elsewhere: what Select makes of the comparison, without the detour
 // through bits where registers have no masks.
 template <typename T, typename V>

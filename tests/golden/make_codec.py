@@ -1,10 +1,11 @@
 """Writes the codecs' files of tests/golden/v1 and the corpora of their fuzz targets, from the descriptions alone: the
-comment at the top of storage/codec/rans.h, LOSSLESS.md. It shares no code with the C++ writers. Files that are
+comment at the top of storage/codec/rans.h, LOSSLESS.md and ROTATED.md. It shares no code with the C++ writers. Files that are
 released are not written anew.
 """
 
 import fractions
 import functools
+import math
 import pathlib
 import struct
 
@@ -97,24 +98,24 @@ def frequencies_of(counts):
 # Name: number of the DType, bytes, bits of the mantissa (None for integers).
 DTYPES = {"float32": (1, 4, 23), "float16": (2, 2, 10), "bfloat16": (3, 2, 7), "float8_e4m3": (4, 1, 3),
           "float8_e5m2": (5, 1, 2), "int8": (6, 1, None), "uint8": (7, 1, None)}
-GOLDEN_TOKENS = 64
-GOLDEN_LAYERS = [(2, 20, 7), (1, 33, 0), (1, 5, 16)]  # KV heads, dims of K and of V
-NOISE_LAYER = 2  # of random bytes: kept raw
+# KV heads, dims of K and of V; tokens; the layer of random bytes, which are kept raw.
+LOSSLESS_BLOCK = ([(2, 20, 7), (1, 33, 0), (1, 5, 16)], 64, 2)
+ROTATED_BLOCK = ([(2, 16, 12), (1, 5, 0)], 24, 2)
 
 
-def golden_codes(name: str):
-    """The raw values of the golden block, [layer][K, V][token][channel]."""
+def golden_codes(name: str, layers, token_count: int, noise_layer: int):
+    """The raw values of a golden block, [layer][K, V][token][channel]."""
     number, size, mantissa_bits = DTYPES[name]
     random = Random(number)
     block = []
-    for layer, (heads, k_dim, v_dim) in enumerate(GOLDEN_LAYERS):
+    for layer, (heads, k_dim, v_dim) in enumerate(layers):
         kinds = []
         for dim in (k_dim, v_dim):
             tokens = []
-            for _ in range(GOLDEN_TOKENS):
+            for _ in range(token_count):
                 row = []
                 for channel in range(heads * dim):
-                    if layer == NOISE_LAYER:
+                    if layer == noise_layer:
                         code = random.below(1 << 16) << 16 | random.below(1 << 16)
                         row.append(code & ((1 << 8 * size) - 1))
                         continue
@@ -268,6 +269,126 @@ def lossless_body(block, name: str) -> bytes:
     return head + b"".join(layers)
 
 
+def lloyd_max(dim: int, bits: int):
+    """The codewords for positive components. The density of arcsin(x) is cos^(dim - 2)."""
+    count = 1 << bits - 1
+    cells = 20000
+    step = math.pi / 2 / cells
+    masses = [0.0]
+    for i in range(cells):
+        masses.append(masses[-1] + math.cos((i + 0.5) * step)**(dim - 2) * step)
+
+    def mass(x):
+        t = math.asin(x) / step
+        cell = min(int(t), cells - 1)
+        return masses[cell] + (t - cell) * (masses[cell + 1] - masses[cell])
+
+    def mean(low, high):
+        moment = (1 - low * low)**((dim - 1) / 2) - max(1 - high * high, 0.0)**((dim - 1) / 2)
+        return moment / (dim - 1) / (mass(high) - mass(low))
+
+    words = [min(3 / math.sqrt(dim), 1) * (i + 0.5) / count for i in range(count)]
+    for _ in range(3000):
+        bounds = [0.0] + [(a + b) / 2 for a, b in zip(words, words[1:])] + [1.0]
+        words = [mean(low, high) for low, high in zip(bounds, bounds[1:])]
+    return words
+
+
+def signs(dim: int):
+    def z(n):
+        value = 0x4B56524F54415445 + (n + 1) * 0x9E3779B97F4A7C15 & 2**64 - 1
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & 2**64 - 1
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & 2**64 - 1
+        return value ^ value >> 31
+
+    return [-1 if z(i // 64) >> i % 64 & 1 else 1 for i in range(dim)]
+
+
+def transform(x):
+    """T x, by its definition."""
+    dim = len(x)
+    h = dim & -dim
+    m = dim // h
+
+    def entry(i, j):
+        angle = 2 * math.pi * (i // h) * (j // h) / m
+        return (-1)**(i % h & j % h).bit_count() * (math.cos(angle) + math.sin(angle))
+
+    return [sum(entry(i, j) * x[j] for j in range(dim)) for i in range(dim)]
+
+
+def bfloat16_of(x: float) -> int:
+    return (bits := struct.unpack("<I", struct.pack("<f", x))[0]) + 0x7FFF + (bits >> 16 & 1) >> 16
+
+
+def float_of_bfloat16(code: int) -> float:
+    return struct.unpack("<f", struct.pack("<I", code << 16))[0]
+
+
+def rotated_codes():
+    """The golden block, with vectors that cannot be quantized among those of the first V."""
+    block = golden_codes("bfloat16", *ROTATED_BLOCK)
+    block = [[[[code - (32 << 7) if code >> 7 & 255 >= 32 else code for code in row] for row in kind] for kind in kinds]
+             for kinds in block]
+    v = block[0][1]
+    v[1][12:] = [0] * 12
+    v[2][12] = 0x7FC1
+    v[3][12:] = [1] * 12
+    return block
+
+
+def rotated_kind(tokens, heads: int, bits: int, exact_tokens: int):
+    """The coded kind, and what it decodes to."""
+    dim = len(tokens[0]) // heads
+    if dim == 0:
+        return b"", b""
+    vectors = [row[head * dim:(head + 1) * dim] for row in tokens for head in range(heads)]
+    words = lloyd_max(dim, bits)
+    sign = signs(dim)
+    scales, codes, exact, decoded = [], [], [], []
+    for index, vector in enumerate(vectors):
+        x = [float_of_bfloat16(code) for code in vector]
+        norm = math.sqrt(sum(value * value for value in x))
+        scale, code, y = 0.0, [0] * dim, [0.0] * dim
+        quantized = 2**-14 < norm < 65504
+        if quantized:
+            u = [c / math.sqrt(dim) for c in transform([s * value / norm for s, value in zip(sign, x)])]
+            nearest = [min(range(len(words)), key=lambda w: abs(words[w] - abs(c))) for c in u]
+            y = [math.copysign(words[w], c) for w, c in zip(nearest, u)]
+            scale = norm * sum(a * b for a, b in zip(y, u)) / sum(a * a for a in y)
+            code = [w | (c < 0) << bits - 1 for w, c in zip(nearest, u)]
+        scales.append(struct.pack("<e", scale))
+        codes.append(code)
+        if not quantized and any(vector) or index < exact_tokens * heads:
+            exact.append(index)
+            decoded.append(vector)
+        else:
+            stored = struct.unpack("<e", scales[-1])[0] / math.sqrt(dim)
+            decoded.append([bfloat16_of(stored * s * c) if stored else 0 for s, c in zip(sign, transform(y))])
+    planes = b""
+    for at in range(0, len(codes), LANES):
+        group = codes[at:at + LANES]
+        for i in range(dim):
+            for p in range(bits):
+                planes += struct.pack("<H", sum((code[i] >> p & 1) << v for v, code in enumerate(group)))
+    stored = (struct.pack("<II", bits, len(exact)) + b"".join(scales) + planes + struct.pack(f"<{len(exact)}I", *exact) +
+              b"".join(struct.pack("<H", code) for index in exact for code in vectors[index]))
+    assert len(stored) < 4 + 2 * len(vectors) * dim, "raw is smaller"
+    return stored, b"".join(struct.pack("<H", code) for vector in decoded for code in vector)
+
+
+def rotated(k_bits: int, v_bits: int):
+    """The body of the golden block, the first of its session, and what it decodes to."""
+    layers, decoded = [], b""
+    for (heads, _, _), (k, v) in zip(ROTATED_BLOCK[0], rotated_codes()):
+        (k_stored, k_decoded), (v_stored, v_decoded) = rotated_kind(k, heads, k_bits, 1), rotated_kind(v, heads, v_bits, 1)
+        layers.append(k_stored + v_stored)
+        decoded += k_decoded + v_decoded
+    binding = struct.pack("<II", 0, 0xE3069283) + bytes(16)
+    sizes = struct.pack(f"<{len(layers)}I", *map(len, layers))
+    return binding + struct.pack("<I", 1) + sizes + b"".join(layers), decoded
+
+
 def write(path: pathlib.Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
@@ -283,7 +404,12 @@ if __name__ == "__main__":
     write(CORPUS / "rans" / "bits", rans_bits(100))
     write(CORPUS / "rans" / "nothing", rans_symbols(0))
     for dtype, (number, _, _) in DTYPES.items():
-        body = lossless_body(golden_codes(dtype), dtype)
+        body = lossless_body(golden_codes(dtype, *LOSSLESS_BLOCK), dtype)
         write(HERE / "v1" / f"lossless_{dtype}.bin", body)
         write(CORPUS / "lossless" / dtype, bytes([number - 1]) + body)
     write(CORPUS / "lossless" / "raw", bytes([2]) + BINDING + struct.pack("<I", 2) + bytes(range(100)))
+    for k_bits, v_bits in ((2, 3), (4, 5)):
+        body, decoded = rotated(k_bits, v_bits)
+        write(HERE / "v1" / f"rotated_{k_bits}{v_bits}.bin", body)
+        write(HERE / "v1" / f"rotated_{k_bits}{v_bits}_decoded.bin", decoded)
+        write(CORPUS / "rotated" / f"bits_{k_bits}{v_bits}", body)

@@ -100,6 +100,8 @@ void CheckFloats(Checks& checks) {
   checks.Same("float +", a + c, [&](std::size_t i) { return x[i] + y[i]; });
   checks.Same("float *", a * c, [&](std::size_t i) { return x[i] * y[i]; });
   checks.Same("float /", a / c, [&](std::size_t i) { return x[i] / y[i]; });
+  checks.Same("SquareRoot", SquareRoot(c * c + F32x16(0.3f)),
+              [&](std::size_t i) { return __builtin_sqrtf(y[i] * y[i] + 0.3f); });
   checks.Same("SwapPairs", SwapPairs(a), [&](std::size_t i) { return x[i ^ 1]; });
   checks.Same("Gather of floats", Gather(x, U32x16(15) - (Load(kShift) & 15)),
               [&](std::size_t i) { return x[15 - (kShift[i] & 15)]; });
