@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/codec/frame.h"
+#include "storage/codec/residual_codec.h"
+#include "storage/codec/rotated.h"
+#include "storage/kv/ids.h"
+#include "storage/kv/model_spec.h"
+#include "storage/kv/quality.h"
+
+namespace kvtrie {
+
+struct EncodedFrame {
+  std::vector<std::byte> bytes;  // the whole frame
+  CodecId codec = CodecId::kRaw;
+  Quality quality = Quality::kExact;  // at least what was asked for
+};
+
+struct FrameToDecode {
+  FrameView frame;  // of the whole frame, its body verified
+  std::span<const TokenId> tokens;
+  std::span<std::byte> raw;  // where the raw KV goes
+};
+
+// Blocks of one model as frames, and back, whatever codec they are of. What a codec cannot do falls
+// to one that can: a level that the profile has not, or a model without a profile, is coded without
+// loss; a frame never holds less than was asked for.
+//
+// Immutable, thread-safe.
+class FrameCodec {
+ public:
+  // `residual` may be null: the model has no profile then. It is of this spec.
+  FrameCodec(const ModelSpec& spec, std::shared_ptr<const ResidualCodec> residual);
+
+  // In order. REQUIRES: sizes as the model's geometry says.
+  absl::StatusOr<std::vector<EncodedFrame>> Encode(std::span<const BlockToEncode> blocks,
+                                                   Quality quality) const;
+
+  // Quality exact at the least size: with the profile where there is one, which takes several times
+  // as long as Encode does for exact.
+  absl::StatusOr<std::vector<EncodedFrame>> EncodeSmallestExact(
+      std::span<const BlockToEncode> blocks) const;
+
+  // All of them, or an error and `raw` with anything in it. REQUIRES: frames have passed
+  // FrameView::CheckGeometry of this model. Errors: DataLoss; InvalidArgument for other tokens, or
+  // a profile that is not the one here: the message names it.
+  absl::Status Decode(std::span<const FrameToDecode> frames) const;
+
+ private:
+  EncodedFrame Frame(CodecId codec, Quality quality, std::span<const std::byte> body,
+                     std::span<const std::uint32_t> section_bytes) const;
+  EncodedFrame EncodeLosslessly(const BlockToEncode& block) const;
+  absl::StatusOr<std::vector<EncodedFrame>> EncodeWithProfile(std::span<const BlockToEncode> blocks,
+                                                              Quality quality) const;
+  absl::Status DecodeWithProfile(std::span<const FrameToDecode> frames) const;
+
+  const KvGeometry geometry_;
+  const ModelId model_;
+  const std::shared_ptr<const ResidualCodec> residual_;
+};
+
+}  // namespace kvtrie

@@ -1,0 +1,150 @@
+#include "storage/codec/frame_codec.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/storage/codec/residual_fixture.h"
+
+namespace kvtrie {
+namespace {
+
+class FrameCodecTest : public testing::Test {
+ protected:
+  FrameCodecTest() {
+    spec_ = WithBlocks(SyntheticSpec(), 16);
+    spec_.dtype = DType::kBfloat16;
+    const SyntheticText text = MakeText(spec_, 64, 5);
+    for (std::uint32_t first = 0; first < 64; first += 16) {
+      raw_.push_back(CutBlock(spec_, text, first));
+      tokens_.emplace_back(text.tokens.begin() + first, text.tokens.begin() + first + 16);
+    }
+    for (std::size_t i = 0; i < raw_.size(); ++i) {
+      blocks_.push_back({.first_position = static_cast<std::uint32_t>(16 * i),
+                         .session_tokens = 64,
+                         .tokens = tokens_[i],
+                         .raw = raw_[i]});
+    }
+  }
+
+  FrameCodec WithProfile() const {
+    return FrameCodec(spec_, MakeCodec(spec_, FitSynthetic(spec_)));
+  }
+  FrameCodec WithoutProfile() const { return FrameCodec(spec_, nullptr); }
+
+  // Every frame is one, of this model, and decodes by itself; returns what they decode to.
+  std::vector<std::vector<std::byte>> Restore(const FrameCodec& codec,
+                                              const std::vector<EncodedFrame>& frames) const {
+    std::vector<std::vector<std::byte>> restored(frames.size(),
+                                                 std::vector<std::byte>(raw_[0].size()));
+    std::vector<FrameToDecode> to_decode;
+    for (std::size_t i = 0; i < frames.size(); ++i) {
+      const auto frame = FrameView::Parse(frames[i].bytes);
+      EXPECT_TRUE(frame.ok()) << frame.status();
+      if (!frame.ok()) continue;
+      EXPECT_TRUE(frame->VerifyBody().ok());
+      EXPECT_TRUE(frame->CheckGeometry(KvGeometry(spec_)).ok());
+      EXPECT_EQ(frame->model(), spec_.Digest());
+      EXPECT_EQ(frame->codec(), frames[i].codec);
+      EXPECT_EQ(frame->quality(), frames[i].quality);
+      to_decode.push_back({.frame = *frame, .tokens = tokens_[i], .raw = restored[i]});
+    }
+    const absl::Status decoded = codec.Decode(to_decode);
+    EXPECT_TRUE(decoded.ok()) << decoded;
+    return restored;
+  }
+
+  ModelSpec spec_;
+  std::vector<std::vector<std::byte>> raw_;
+  std::vector<std::vector<TokenId>> tokens_;
+  std::vector<BlockToEncode> blocks_;
+};
+
+TEST_F(FrameCodecTest, LevelsOfTheProfileAreResidualFrames) {
+  const FrameCodec codec = WithProfile();
+  const auto frames = codec.Encode(blocks_, Quality::kHigh);
+  ASSERT_TRUE(frames.ok()) << frames.status();
+  ASSERT_EQ(frames->size(), blocks_.size());
+  for (const EncodedFrame& frame : *frames) {
+    EXPECT_EQ(frame.codec, CodecId::kResidual);
+    EXPECT_EQ(frame.quality, Quality::kHigh);
+  }
+  Restore(codec, *frames);
+}
+
+TEST_F(FrameCodecTest, WithoutAProfileEveryRatedLevelIsExact) {
+  const FrameCodec codec = WithoutProfile();
+  for (const Quality quality :
+       {Quality::kSmall, Quality::kHigh, Quality::kNearExact, Quality::kExact}) {
+    const auto frames = codec.Encode(blocks_, quality);
+    ASSERT_TRUE(frames.ok()) << frames.status();
+    for (const EncodedFrame& frame : *frames) EXPECT_EQ(frame.quality, Quality::kExact);
+    EXPECT_EQ(Restore(codec, *frames), raw_);
+  }
+}
+
+TEST_F(FrameCodecTest, UnratedIsRotated) {
+  for (const FrameCodec& codec : {WithProfile(), WithoutProfile()}) {
+    const auto frames = codec.Encode(blocks_, Quality::kUnrated);
+    ASSERT_TRUE(frames.ok()) << frames.status();
+    for (const EncodedFrame& frame : *frames) EXPECT_EQ(frame.codec, CodecId::kRotated);
+    Restore(codec, *frames);
+  }
+}
+
+TEST_F(FrameCodecTest, ExactIsBitForBitWithAndWithoutTheProfile) {
+  const FrameCodec codec = WithProfile();
+  const auto plain = codec.Encode(blocks_, Quality::kExact);
+  const auto smallest = codec.EncodeSmallestExact(blocks_);
+  ASSERT_TRUE(plain.ok() && smallest.ok());
+  EXPECT_EQ(Restore(codec, *plain), raw_);
+  EXPECT_EQ(Restore(codec, *smallest), raw_);
+  for (const EncodedFrame& frame : *smallest) EXPECT_EQ(frame.codec, CodecId::kLossless);
+  EXPECT_TRUE(FrameView::Parse((*plain)[1].bytes)->profile().empty());
+  EXPECT_FALSE(FrameView::Parse((*smallest)[1].bytes)->profile().empty());
+}
+
+TEST_F(FrameCodecTest, ABlockThatIsTooExtremeIsExact) {
+  for (std::size_t i = 0; i < raw_[2].size(); ++i) raw_[2][i] = std::byte{0xFF};  // NaN everywhere
+  const FrameCodec codec = WithProfile();
+  const auto frames = codec.Encode(blocks_, Quality::kHigh);
+  ASSERT_TRUE(frames.ok()) << frames.status();
+  EXPECT_EQ((*frames)[1].codec, CodecId::kResidual);
+  EXPECT_EQ((*frames)[2].codec, CodecId::kLossless);
+  EXPECT_EQ((*frames)[2].quality, Quality::kExact);
+  EXPECT_EQ(Restore(codec, *frames)[2], raw_[2]);
+}
+
+TEST_F(FrameCodecTest, FramesOfAllCodecsDecodeTogether) {
+  const FrameCodec codec = WithProfile();
+  std::vector<EncodedFrame> frames;
+  frames.push_back((*codec.Encode(blocks_, Quality::kExact))[0]);
+  frames.push_back((*codec.Encode(blocks_, Quality::kHigh))[1]);
+  frames.push_back((*codec.EncodeSmallestExact(blocks_))[2]);
+  frames.push_back((*codec.Encode(blocks_, Quality::kUnrated))[3]);
+  const auto restored = Restore(codec, frames);
+  EXPECT_EQ(restored[0], raw_[0]);
+  EXPECT_EQ(restored[2], raw_[2]);
+  // What a frame decodes to does not depend on its company.
+  EXPECT_EQ(restored[1], Restore(codec, *codec.Encode(blocks_, Quality::kHigh))[1]);
+}
+
+TEST_F(FrameCodecTest, AMissingProfileAndOtherTokensAreNamed) {
+  const auto frames = WithProfile().Encode(blocks_, Quality::kHigh);
+  ASSERT_TRUE(frames.ok());
+  const FrameView view = *FrameView::Parse((*frames)[1].bytes);
+  std::vector<std::byte> restored(raw_[0].size());
+  FrameToDecode frame = {.frame = view, .tokens = tokens_[1], .raw = restored};
+  const absl::Status no_profile = WithoutProfile().Decode(std::span(&frame, 1));
+  EXPECT_EQ(no_profile.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(std::string(no_profile.message()).find(SyntheticProfileId().ToHex()),
+            std::string::npos);
+  frame.tokens = tokens_[2];
+  const absl::Status other_tokens = WithProfile().Decode(std::span(&frame, 1));
+  EXPECT_EQ(other_tokens.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(std::string(other_tokens.message()).find("tokens"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvtrie
