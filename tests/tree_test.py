@@ -35,6 +35,7 @@ HOMES = {
     r"rocksdb/": r"storage/meta/",
     r"rados/": r"storage/(meta|payload)/(.*_)?rados",
     r"(cuda|cublas|cudnn|nvrtc|curand|cub/|thrust/)": r"gpu/",
+    r"(oneapi|dnnl)": r"storage/codec/matrix_product",
     r"(grpcpp|grpc)/": r"(server|client|proto|e2e|bench)/",
     r"(oneapi|Eigen)/": r"storage/codec/",
 }
@@ -160,7 +161,7 @@ class TreeTest(unittest.TestCase):
                 continue
             looked_at += 1
             known = _owner(header) or header.split("/")[0] in (
-                "absl", "gmock", "gtest", "google", "nlohmann", "prometheus", "rocksdb", "spdlog")
+                "absl", "gmock", "gtest", "google", "nlohmann", "oneapi", "prometheus", "rocksdb", "spdlog")
             if not known:
                 findings.append(f"{path}:{number}: no such header of ours: {header}")
         self.assert_none(findings, looked_at)
