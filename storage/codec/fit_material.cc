@@ -64,21 +64,6 @@ std::vector<float> ReadShort(ByteReader& reader) {
 
 }  // namespace
 
-std::vector<PlaneShape> PlanesOf(const ModelSpec& spec) {
-  const KvGeometry geometry(spec);
-  std::vector<PlaneShape> planes;
-  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
-    for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
-      if (geometry.row_components(layer, kind) == 0) continue;
-      planes.push_back({.layer = layer,
-                        .is_v = kind == KvKind::kV,
-                        .heads = geometry.kv_heads(layer),
-                        .head_dim = geometry.head_dim(layer, kind)});
-    }
-  }
-  return planes;
-}
-
 absl::Status CheckSamples(const ModelSpec& spec, std::span<const KvSample> samples) {
   std::size_t heads = 0;  // of all planes
   for (const PlaneShape& plane : PlanesOf(spec)) heads += plane.heads;

@@ -46,9 +46,6 @@ struct FitMaterial {
                                             std::string_view bytes);
 };
 
-// The planes of a model, in decode order.
-std::vector<PlaneShape> PlanesOf(const ModelSpec& spec);
-
 // InvalidArgument names the first sample whose sizes are not those of its tokens and the model.
 // REQUIRES: spec.Validate() is OK.
 absl::Status CheckSamples(const ModelSpec& spec, std::span<const KvSample> samples);

@@ -47,7 +47,7 @@ void RestoredCodes::Add(std::uint32_t plane, const PlaneProfile& profile, const 
 }
 
 PlaneTransform::PlaneTransform(const ResidualProfile& profile, std::uint32_t plane)
-    : plane_(plane), components_(profile.planes[plane].components()) {
+    : components_(profile.planes[plane].components()) {
   const PlaneProfile& of = profile.plane_profiles[plane];
   block_components_ = components_ / of.block_count;
   inputs_ = InputPlanes(profile.planes, plane, of.inputs);

@@ -49,7 +49,7 @@ class PlaneTransform {
   // sums whose order is fixed.
   void AddResidual(std::span<const float> values, std::span<float> rows) const;
 
-  // Values of rows - predicted. Only for encoders; made at its first use.
+  // Values of rows - predicted. Only for encoders.
   void Analyze(std::span<const float> residual, std::span<float> values) const;
 
  private:
@@ -61,7 +61,6 @@ class PlaneTransform {
     std::vector<FloatProduct> analyze;
   };
 
-  std::uint32_t plane_;
   std::size_t components_;
   std::size_t block_components_;
   std::vector<std::uint32_t> inputs_;

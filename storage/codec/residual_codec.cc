@@ -85,7 +85,7 @@ struct ResidualCodec::State {
         profile(from),
         exact_format(FormatOf(spec.dtype)) {}
 
-  absl::Status Prepare();
+  absl::Status Prepare(const ModelSpec& spec);
   const Level* FindLevel(Quality quality) const;
   std::size_t BlocksAtOnce() const;
   ResidualTables TablesOf(const Level& level) const;
@@ -119,21 +119,8 @@ struct ResidualCodec::State {
   std::optional<ImportanceEstimator> importance;
 };
 
-absl::Status ResidualCodec::State::Prepare() {
-  std::size_t plane = 0;
-  bool fits = true;
-  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
-    for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
-      if (geometry.row_components(layer, kind) == 0) continue;
-      fits &= plane < profile.planes.size() &&
-              profile.planes[plane] == PlaneShape{.layer = layer,
-                                                  .is_v = kind == KvKind::kV,
-                                                  .heads = geometry.kv_heads(layer),
-                                                  .head_dim = geometry.head_dim(layer, kind)};
-      ++plane;
-    }
-  }
-  if (!fits || plane != profile.planes.size()) {
+absl::Status ResidualCodec::State::Prepare(const ModelSpec& spec) {
+  if (profile.planes != PlanesOf(spec)) {
     return absl::InvalidArgumentError("profile: layers differ from those of the model");
   }
   KV_RETURN_IF_ERROR(profile.CheckConsistency());
@@ -902,7 +889,7 @@ absl::Status ResidualCodec::Decode(std::span<const BlockToDecode> blocks) const 
 absl::StatusOr<std::unique_ptr<const ResidualCodec>> ResidualCodec::Create(
     const ModelSpec& spec, const ProfileId& id, const ResidualProfile& profile) {
   auto state = std::make_unique<State>(spec, id, profile);
-  KV_RETURN_IF_ERROR(state->Prepare());
+  KV_RETURN_IF_ERROR(state->Prepare(spec));
   return std::unique_ptr<const ResidualCodec>(new ResidualCodec(std::move(state)));
 }
 

@@ -716,10 +716,8 @@ void Fit::Pass(std::size_t level, bool fit, SymbolStatistics& statistics) {
       }
     }
     std::vector<float> restored(rows.size());
-    {
-      const PlaneTransform predictor(profile_, plane);
-      predictor.Predict(codes, restored);
-    }
+    std::optional<PlaneTransform> transform(std::in_place, profile_, plane);
+    transform->Predict(codes, restored);
     if (shape.layer == 0) PredictFromTokens(profile_, plane, tokens_, restored);
     std::vector<float> residual(rows.size());
     for (std::size_t row = 0; row < row_count_; ++row) {
@@ -729,13 +727,15 @@ void Fit::Pass(std::size_t level, bool fit, SymbolStatistics& statistics) {
         residual[at] = rows[at] - restored[at];
       }
     }
-    if (fit) FitBasis(plane, residual);
-    const PlaneTransform transform(profile_, plane);
-    std::vector<float> values(row_count_ * transform.value_count());
-    transform.Analyze(residual, values);
-    FitScales(plane, level, transform, values);
-    Code(plane, level, transform, values, statistics);
-    transform.AddResidual(values, restored);
+    if (fit) {
+      FitBasis(plane, residual);
+      transform.emplace(profile_, plane);
+    }
+    std::vector<float> values(row_count_ * transform->value_count());
+    transform->Analyze(residual, values);
+    FitScales(plane, level, *transform, values);
+    Code(plane, level, *transform, values, statistics);
+    transform->AddResidual(values, restored);
     codes.Add(plane, of, shape, restored);
     Report(fit ? "predictors" : "tables",
            static_cast<double>(plane) / static_cast<double>(profile_.planes.size()));

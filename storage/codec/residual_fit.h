@@ -23,7 +23,6 @@ struct ResidualFitOptions {
   double metric_shrinkage = 0.1;
   double ridge = 2e-3;
   std::size_t table_tokens_max = 8192;
-  bool contexts = true;          // off: for comparison
   std::size_t fitted_level = 0;  // predictions are fitted to what this one of the levels restores
   std::vector<ResidualLevel> levels;
   int rounds = 2;  // over all levels, to settle tables

@@ -220,6 +220,21 @@ bool AllPositive(const std::vector<float>& values) {
 
 }  // namespace
 
+std::vector<PlaneShape> PlanesOf(const ModelSpec& spec) {
+  const KvGeometry geometry(spec);
+  std::vector<PlaneShape> planes;
+  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
+    for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
+      if (geometry.row_components(layer, kind) == 0) continue;
+      planes.push_back({.layer = layer,
+                        .is_v = kind == KvKind::kV,
+                        .heads = geometry.kv_heads(layer),
+                        .head_dim = geometry.head_dim(layer, kind)});
+    }
+  }
+  return planes;
+}
+
 std::vector<std::uint32_t> InputPlanes(std::span<const PlaneShape> planes, std::uint32_t plane,
                                        std::span<const PredictorInput> inputs) {
   std::vector<std::uint32_t> found;

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "storage/codec/residual_entropy.h"
 #include "storage/kv/ids.h"
+#include "storage/kv/model_spec.h"
 #include "storage/kv/quality.h"
 
 namespace kvtrie {
@@ -132,6 +133,9 @@ struct ResidualProfile {
 
   std::size_t component_count() const;  // of all planes
 };
+
+// The planes of a model, in decode order.
+std::vector<PlaneShape> PlanesOf(const ModelSpec& spec);
 
 // Sum over the planes that an input stands for, given the planes before; 0 where there are none.
 // `plane` reads nothing that is decoded after it.
