@@ -296,15 +296,7 @@ absl::Status DecodeRotated(const KvGeometry& geometry, std::span<const std::byte
   KV_CHECK(raw.size() == geometry.raw_block_bytes());
   KV_ASSIGN_OR_RETURN(const RotatedReader reader, RotatedReader::Parse(geometry, body));
   if (body.size() != reader.body_bytes()) return Damaged("its layers do not cover it");
-  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
-    const std::size_t begin = geometry.layer_begin(layer);
-    KV_RETURN_IF_ERROR(
-        reader.DecodeLayer(layer,
-                           body.subspan(reader.layer_begin(layer),
-                                        reader.layer_end(layer) - reader.layer_begin(layer)),
-                           raw.subspan(begin, geometry.layer_end(layer) - begin)));
-  }
-  return absl::OkStatus();
+  return DecodeEveryLayer(geometry, reader, body, raw);
 }
 
 }  // namespace kvtrie
