@@ -17,7 +17,7 @@ namespace kvtrie {
 ByteWriter StartSealed(std::uint8_t version);
 std::string Seal(ByteWriter writer);
 
-// A reader of the fields between version and checksum.
+// A reader of the fields between version and checksum, which points into `bytes`.
 // Errors: DataLoss when length, checksum or version cannot be; Unimplemented when the bytes are
 // intact and of a newer version. `what` names them in messages.
 absl::StatusOr<ByteReader> Unseal(const char* what, std::uint8_t version, std::string_view bytes);

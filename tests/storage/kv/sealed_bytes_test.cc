@@ -46,7 +46,8 @@ TEST(SealedBytesTest, ZerosAreDamage) {
 
 TEST(SealedBytesTest, OlderVersionsAreReadWhereTheyAreKnown) {
   for (std::uint8_t version = 1; version <= 3; ++version) {
-    auto unsealed = UnsealUpTo("row", 3, Sealed(version));
+    const std::string sealed = Sealed(version);
+    auto unsealed = UnsealUpTo("row", 3, sealed);
     ASSERT_TRUE(unsealed.ok()) << unsealed.status();
     EXPECT_EQ(unsealed->version, version);
     EXPECT_EQ(unsealed->reader.Read<std::uint32_t>(), 7u);
