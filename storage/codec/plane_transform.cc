@@ -15,17 +15,6 @@ using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 
 constexpr int kCodeOfZero = 128;
 
-// Values of a block up to the last that some level codes.
-std::size_t CodedValues(const PlaneProfile& plane, std::size_t first, std::size_t count) {
-  std::size_t coded = 0;
-  for (const auto& scales : plane.scales) {
-    for (std::size_t i = 0; i < count; ++i) {
-      if (scales[first + i] != kNotCoded) coded = std::max(coded, i + 1);
-    }
-  }
-  return coded;
-}
-
 }  // namespace
 
 void RestoredCodes::Add(std::uint32_t plane, const PlaneProfile& profile, const PlaneShape& shape,
@@ -69,32 +58,23 @@ PlaneTransform::PlaneTransform(const ResidualProfile& profile, std::uint32_t pla
   for (std::uint32_t b = 0; b < of.block_count; ++b) {
     const std::size_t first = b * block_components_;
     Block block;
-    block.first_value = value_count_;
-    block.value_count = CodedValues(of, first, block_components_);
     if (in > 0) {
       block.predict.emplace_back(in, block_components_,
                                  std::span(of.weights).subspan(first * in, block_components_ * in));
     }
-    if (block.value_count > 0) {
-      Matrix basis(block_components_, block_components_);
-      for (std::size_t v = 0; v < block_components_; ++v) {
-        for (std::size_t c = 0; c < block_components_; ++c) {
-          basis(static_cast<Eigen::Index>(v), static_cast<Eigen::Index>(c)) =
-              of.basis_scales[first + v] *
-              static_cast<float>(of.basis[(first + v) * block_components_ + c]);
-        }
+    Matrix basis(block_components_, block_components_);
+    for (std::size_t v = 0; v < block_components_; ++v) {
+      for (std::size_t c = 0; c < block_components_; ++c) {
+        basis(static_cast<Eigen::Index>(v), static_cast<Eigen::Index>(c)) =
+            of.basis_scales[first + v] *
+            static_cast<float>(of.basis[(first + v) * block_components_ + c]);
       }
-      const Eigen::Index coded = static_cast<Eigen::Index>(block.value_count);
-      block.basis.assign(basis.data(), basis.data() + block.value_count * block_components_);
-      const Matrix analysis = basis.inverse().leftCols(coded);
-      block.analyze.emplace_back(
-          block_components_, block.value_count,
-          std::span<const float>(analysis.data(), static_cast<std::size_t>(analysis.size())));
     }
-    for (std::size_t v = 0; v < block.value_count; ++v) {
-      values_.push_back(static_cast<std::uint32_t>(first + v));
-    }
-    value_count_ += block.value_count;
+    block.basis.assign(basis.data(), basis.data() + basis.size());
+    const Matrix analysis = basis.inverse();
+    block.analyze.emplace_back(
+        block_components_, block_components_,
+        std::span<const float>(analysis.data(), static_cast<std::size_t>(analysis.size())));
     blocks_.push_back(std::move(block));
   }
 }
@@ -134,32 +114,31 @@ void PlaneTransform::Predict(const RestoredCodes& codes, std::span<float> rows) 
 
 void PlaneTransform::AddResidual(std::span<const float> values, std::span<float> rows) const {
   const std::size_t row_count = rows.size() / components_;
-  KV_CHECK(values.size() == row_count * value_count_);
+  KV_CHECK(values.size() == rows.size());
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
     const Block& block = blocks_[b];
-    Kernels().residual_add_values(values.data() + block.first_value, block.value_count,
-                                  value_count_, block.basis.data(), row_count, block_components_,
-                                  rows.data() + b * block_components_, components_);
+    const std::size_t first = b * block_components_;
+    Kernels().residual_add_values(values.data() + first, block_components_, components_,
+                                  block.basis.data(), row_count, block_components_,
+                                  rows.data() + first, components_);
   }
 }
 
 void PlaneTransform::Analyze(std::span<const float> residual, std::span<float> values) const {
   const std::size_t row_count = residual.size() / components_;
-  KV_CHECK(values.size() == row_count * value_count_);
+  KV_CHECK(values.size() == residual.size());
   std::vector<float> of_block(row_count * block_components_);
-  std::vector<float> result;
+  std::vector<float> result(of_block.size());
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    const Block& block = blocks_[b];
-    if (block.value_count == 0) continue;
+    const std::size_t first = b * block_components_;
     for (std::size_t row = 0; row < row_count; ++row) {
-      std::copy_n(residual.data() + row * components_ + b * block_components_, block_components_,
+      std::copy_n(residual.data() + row * components_ + first, block_components_,
                   of_block.data() + row * block_components_);
     }
-    result.resize(row_count * block.value_count);
-    block.analyze.front().Run(of_block, result);
+    blocks_[b].analyze.front().Run(of_block, result);
     for (std::size_t row = 0; row < row_count; ++row) {
-      std::copy_n(result.data() + row * block.value_count, block.value_count,
-                  values.data() + row * value_count_ + block.first_value);
+      std::copy_n(result.data() + row * block_components_, block_components_,
+                  values.data() + row * components_ + first);
     }
   }
 }

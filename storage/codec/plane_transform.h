@@ -30,17 +30,12 @@ class RestoredCodes {
   std::size_t row_count_;
 };
 
-// The matrices of one plane, packed to be run. Rows are [row][component], values [row][value], in
-// units of the profile's metric. Immutable, thread-safe.
+// The matrices of one plane, packed to be run. Rows are [row][component], values [row][value] (as
+// many), in units of the profile's metric. Immutable, thread-safe.
 class PlaneTransform {
  public:
   // REQUIRES: the profile is consistent.
   PlaneTransform(const ResidualProfile& profile, std::uint32_t plane);
-
-  // Of values, those that are coded at some level: the others are zero and take no part.
-  std::size_t value_count() const { return value_count_; }
-  // Index among coded values of the component-sized numbering of the profile.
-  std::span<const std::uint32_t> values() const { return values_; }
 
   // What the planes below say. Layer 0 has nothing below it: its rows come from the token table.
   void Predict(const RestoredCodes& codes, std::span<float> rows) const;
@@ -54,8 +49,6 @@ class PlaneTransform {
 
  private:
   struct Block {
-    std::size_t first_value = 0;
-    std::size_t value_count = 0;
     std::vector<IntegerProduct> predict;  // one, or none without inputs
     std::vector<float> basis;             // [value][component]
     std::vector<FloatProduct> analyze;
@@ -67,8 +60,6 @@ class PlaneTransform {
   std::vector<std::size_t> input_components_;  // of a block
   std::vector<float> offset_;                  // prediction at product 0
   std::vector<float> scale_;
-  std::size_t value_count_ = 0;
-  std::vector<std::uint32_t> values_;
   std::vector<Block> blocks_;
 };
 

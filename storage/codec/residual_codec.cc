@@ -38,6 +38,10 @@ constexpr std::size_t kExactBytesMax = kSectionBytesMax / 4;
 // Targets beyond it are taken for out of range.
 constexpr float kTargetMax = 1 << 22;
 
+// So many base steps may a value have that its level does not code. Most are far below one; at this
+// bound one adds a tenth to the error of its token.
+constexpr float kDroppedMax = 16;
+
 // Blocks whose rows are computed together: more rows make products faster, up to a point.
 constexpr std::size_t kBatchRows = 256;
 constexpr std::size_t kBatchBytes = std::size_t{32} << 20;  // of float32 rows of all planes
@@ -147,7 +151,7 @@ absl::Status ResidualCodec::State::Prepare(const ModelSpec& spec) {
                 .thresholds = RateThresholds(profile, profile.levels[l].rate_weight),
                 .planes = {}};
     for (std::uint32_t i = 0; i < profile.planes.size(); ++i) {
-      level.planes.emplace_back(profile, i, l, transforms[i]);
+      level.planes.emplace_back(profile, i, l);
     }
     levels.push_back(std::move(level));
   }
@@ -411,7 +415,6 @@ bool ResidualCodec::Encoder::CodePlanes() {
     const LevelPlane& coded_plane = level_.planes[plane];
     const ResidualPlane symbols = coded_plane.Symbols();
     const std::size_t components = shape.components();
-    const std::size_t width = transform.value_count();
 
     std::vector<float> restored(row_count_ * components);
     transform.Predict(codes, restored);
@@ -423,7 +426,7 @@ bool ResidualCodec::Encoder::CodePlanes() {
     }
     std::vector<float> residual(restored.size());
     for (std::size_t i = 0; i < residual.size(); ++i) residual[i] = rows_[plane][i] - restored[i];
-    std::vector<float> values(row_count_ * width);
+    std::vector<float> values(row_count_ * components);
     transform.Analyze(residual, values);
 
     const std::size_t coded_count = coded_plane.coded_count();
@@ -432,16 +435,18 @@ bool ResidualCodec::Encoder::CodePlanes() {
     for (Coded& coded : coded_) {
       for (std::size_t group = 0; group < coded.active.size(); ++group) {
         const std::size_t first_row = coded.first_row + group * kLanes;
-        float* const group_values = values.data() + first_row * width;
-        coded_plane.Gather(group_values, width, 1 / level_.step, targets.data());
+        float* const group_values = values.data() + first_row * components;
+        coded_plane.Gather(group_values, components, 1 / level_.step, targets.data());
         for (std::size_t lane = 0; lane < kLanes; ++lane) {
           if ((coded.active[group] >> lane & 1) == 0) continue;
-          for (std::size_t c = 0; c < coded_count; ++c) {
-            if (std::abs(targets[c * kLanes + lane]) < kTargetMax) continue;
-            KeepExact(coded, group * kLanes + lane);
-            in_range = false;
-            break;
+          bool fits =
+              coded_plane.MayDrop(group_values + lane * components, level_.step * kDroppedMax);
+          for (std::size_t c = 0; fits && c < coded_count; ++c) {
+            fits = std::abs(targets[c * kLanes + lane]) < kTargetMax;
           }
+          if (fits) continue;
+          KeepExact(coded, group * kLanes + lane);
+          in_range = false;
         }
         const std::size_t steps = Kernels().residual_encode(
             tables, symbols, coded.active[group],
@@ -449,8 +454,8 @@ bool ResidualCodec::Encoder::CodePlanes() {
             &coded.carry[group], coded_values.data(), records.data());
         std::copy_n(records.data(), steps * kLanes, coded.encoder.AddSteps(steps));
         coded.steps += steps;
-        std::fill_n(group_values, kLanes * width, 0.0f);
-        coded_plane.Scatter(coded_values.data(), level_.step, group_values, width);
+        std::fill_n(group_values, kLanes * components, 0.0f);
+        coded_plane.Scatter(coded_values.data(), level_.step, group_values, components);
       }
       coded.layer_steps[shape.layer] = coded.steps;
     }
@@ -729,12 +734,11 @@ void ResidualCodec::Decoder::Run::DecodePlane() {
   const PlaneProfile& of = profile.plane_profiles[plane];
   const PlaneTransform& transform = state->transforms[plane];
   const std::size_t components = shape.components();
-  const std::size_t width = transform.value_count();
   const std::size_t block_tokens = state->geometry.block_tokens();
 
   std::vector<float> rows(row_count * components);
   transform.Predict(codes, rows);
-  std::vector<float> values(row_count * width);
+  std::vector<float> values(row_count * components);
   std::vector<float> coded_values;
   for (Coded& of_block : coded) {
     if (shape.layer == 0) {
@@ -749,7 +753,8 @@ void ResidualCodec::Decoder::Run::DecodePlane() {
       Kernels().residual_decode(tables, symbols, of_block.active[group], &of_block.entropy,
                                 &of_block.carry[group], coded_values.data());
       coded_plane.Scatter(coded_values.data(), of_block.level->step,
-                          values.data() + (of_block.first_row + group * kLanes) * width, width);
+                          values.data() + (of_block.first_row + group * kLanes) * components,
+                          components);
     }
   }
   transform.AddResidual(values, rows);

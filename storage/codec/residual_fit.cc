@@ -118,10 +118,9 @@ class Fit {
   void FitPrediction(std::uint32_t plane, const std::vector<float>& rows,
                      const RestoredCodes& codes);
   void FitBasis(std::uint32_t plane, const std::vector<float>& residual);
-  void FitScales(std::uint32_t plane, std::size_t level, const PlaneTransform& transform,
-                 const std::vector<float>& values);
-  void Code(std::uint32_t plane, std::size_t level, const PlaneTransform& transform,
-            std::vector<float>& values, SymbolStatistics& statistics);
+  void FitScales(std::uint32_t plane, std::size_t level, const std::vector<float>& values);
+  void Code(std::uint32_t plane, std::size_t level, std::vector<float>& values,
+            SymbolStatistics& statistics);
   void SetTables(const SymbolStatistics& statistics);
   void FitCells();
   void Report(std::string_view what, double share_of_step);
@@ -288,6 +287,12 @@ absl::Status Fit::Open() {
     plane.cell_scales.assign(components, 0);
     plane.bias.assign(components, 0);
     plane.input_scales.assign(components, 1);
+    const std::size_t block_components = components / plane.block_count;
+    plane.basis.assign(components * block_components, 0);
+    for (std::size_t v = 0; v < components; ++v) {
+      plane.basis[v * block_components + v % block_components] = 1;
+    }
+    plane.basis_scales.assign(components, 1);
     plane.scales.assign(options_.levels.size(), std::vector<std::uint8_t>(components, kNotCoded));
   }
   profile_.class_frequencies.resize(std::size_t{kScaleClasses} * kResidualSymbols);
@@ -534,8 +539,6 @@ void Fit::FitBasis(std::uint32_t plane, const std::vector<float>& residual) {
   PlaneProfile& of = profile_.plane_profiles[plane];
   const std::size_t components = profile_.planes[plane].components();
   const std::size_t size = components / of.block_count;
-  of.basis.assign(components * size, 0);
-  of.basis_scales.assign(components, 1);
   double mean_variance = 0;
   for (const float value : residual) mean_variance += double{value} * value;
   mean_variance /= static_cast<double>(counted_rows_ * components);
@@ -589,18 +592,13 @@ void Fit::FitBasis(std::uint32_t plane, const std::vector<float>& residual) {
             static_cast<std::int8_t>(std::nearbyint(row(Index(c)) / scale));
       }
     }
-    // All values may be coded until FitScales says otherwise.
-    for (auto& scales : of.scales) {
-      std::fill_n(scales.begin() + Index(b * size), size, std::uint8_t{0});
-    }
   }
 }
 
-void Fit::FitScales(std::uint32_t plane, std::size_t level, const PlaneTransform& transform,
-                    const std::vector<float>& values) {
+void Fit::FitScales(std::uint32_t plane, std::size_t level, const std::vector<float>& values) {
   std::vector<std::uint8_t>& scales = profile_.plane_profiles[plane].scales[level];
   std::fill(scales.begin(), scales.end(), kNotCoded);
-  const std::size_t width = transform.value_count();
+  const std::size_t width = profile_.planes[plane].components();
   for (std::size_t v = 0; v < width; ++v) {
     double square = 0;
     for (std::size_t row = 0; row < row_count_; ++row) {
@@ -610,16 +608,15 @@ void Fit::FitScales(std::uint32_t plane, std::size_t level, const PlaneTransform
         std::sqrt(square / static_cast<double>(counted_rows_)) / profile_.levels[level].step;
     const double index = 8 * (std::log2(std::max(steps, 1e-9)) + 8);
     if (index < kScaleIndexMin) continue;
-    scales[transform.values()[v]] =
-        static_cast<std::uint8_t>(std::min(index + 0.5, double{kScaleIndexMax}));
+    scales[v] = static_cast<std::uint8_t>(std::min(index + 0.5, double{kScaleIndexMax}));
   }
 }
 
-void Fit::Code(std::uint32_t plane, std::size_t level, const PlaneTransform& transform,
-               std::vector<float>& values, SymbolStatistics& statistics) {
+void Fit::Code(std::uint32_t plane, std::size_t level, std::vector<float>& values,
+               SymbolStatistics& statistics) {
   static const std::vector<std::uint32_t> trace = TraceTables();
   const ResidualLevel& of_level = profile_.levels[level];
-  const LevelPlane coded(profile_, plane, level, transform);
+  const LevelPlane coded(profile_, plane, level);
   const std::vector<float> thresholds = RateThresholds(profile_, of_level.rate_weight);
   const std::vector<std::uint32_t> expected(profile_.expected.begin(), profile_.expected.end());
   const std::vector<std::uint32_t> carried(profile_.carried.begin(), profile_.carried.end());
@@ -634,7 +631,7 @@ void Fit::Code(std::uint32_t plane, std::size_t level, const PlaneTransform& tra
                                  .carried = carried.data(),
                                  .prior = profile_.prior};
   const ResidualPlane symbols = coded.Symbols();
-  const std::size_t width = transform.value_count();
+  const std::size_t width = profile_.planes[plane].components();
   const std::size_t coded_count = coded.coded_count();
   std::vector<float> targets(coded_count * kLanes), restored(coded_count * kLanes);
   std::vector<std::uint32_t> records((symbols.group_count + coded_count * kResidualStepsMax) *
@@ -731,10 +728,10 @@ void Fit::Pass(std::size_t level, bool fit, SymbolStatistics& statistics) {
       FitBasis(plane, residual);
       transform.emplace(profile_, plane);
     }
-    std::vector<float> values(row_count_ * transform->value_count());
+    std::vector<float> values(row_count_ * shape.components());
     transform->Analyze(residual, values);
-    FitScales(plane, level, *transform, values);
-    Code(plane, level, *transform, values, statistics);
+    FitScales(plane, level, values);
+    Code(plane, level, values, statistics);
     transform->AddResidual(values, restored);
     codes.Add(plane, of, shape, restored);
     Report(fit ? "predictors" : "tables",

@@ -39,17 +39,18 @@ std::vector<std::uint32_t> SymbolLimits(const ResidualProfile& profile) {
   return limits;
 }
 
-LevelPlane::LevelPlane(const ResidualProfile& profile, std::uint32_t plane, std::size_t level,
-                       const PlaneTransform& transform) {
+LevelPlane::LevelPlane(const ResidualProfile& profile, std::uint32_t plane, std::size_t level) {
   const PlaneProfile& of = profile.plane_profiles[plane];
   const std::size_t block_components = profile.planes[plane].components() / of.block_count;
-  const std::span<const std::uint32_t> values = transform.values();
-  for (std::uint32_t v = 0; v < values.size(); ++v) {
-    const std::uint8_t scale = of.scales[level][values[v]];
-    if (scale == kNotCoded) continue;
+  for (std::uint32_t v = 0; v < of.scales[level].size(); ++v) {
+    const std::uint8_t scale = of.scales[level][v];
+    if (scale == kNotCoded) {
+      dropped_.push_back(v);
+      continue;
+    }
     scales_.push_back(scale);
     groups_.push_back(
-        static_cast<std::uint8_t>(profile.group_count > 1 ? values[v] / block_components : 0));
+        static_cast<std::uint8_t>(profile.group_count > 1 ? v / block_components : 0));
     values_.push_back(v);
   }
   symbols_ = {.scales = scales_.data(),
@@ -73,6 +74,12 @@ void LevelPlane::Scatter(const float* coded, float factor, float* values, std::s
       values[lane * width + values_[c]] = coded[c * kLanes + lane] * factor;
     }
   }
+}
+
+bool LevelPlane::MayDrop(const float* values, float bound) const {
+  // Written so that NaN is not small.
+  return std::all_of(dropped_.begin(), dropped_.end(),
+                     [&](std::uint32_t v) { return std::abs(values[v]) <= bound; });
 }
 
 void PredictFromTokens(const ResidualProfile& profile, std::uint32_t plane,

@@ -5,7 +5,6 @@
 #include <span>
 #include <vector>
 
-#include "storage/codec/plane_transform.h"
 #include "storage/codec/residual_entropy.h"
 #include "storage/codec/residual_profile.h"
 
@@ -22,22 +21,25 @@ std::vector<std::uint32_t> SymbolLimits(const ResidualProfile& profile);
 // The values that one plane codes at one level. Immutable, thread-safe.
 class LevelPlane {
  public:
-  LevelPlane(const ResidualProfile& profile, std::uint32_t plane, std::size_t level,
-             const PlaneTransform& transform);
+  LevelPlane(const ResidualProfile& profile, std::uint32_t plane, std::size_t level);
 
   // What the kernels take. Points into this object.
   ResidualPlane Symbols() const { return symbols_; }
   std::size_t coded_count() const { return values_.size(); }
 
-  // Between values of 16 tokens, [token][value of the transform], and the kernels' order,
-  // [coded value][token]; times `factor`. Scatter leaves values that are not coded as they are.
+  // Between values of 16 tokens, [token][value], and the kernels' order, [coded value][token];
+  // times `factor`. Scatter leaves values that are not coded as they are.
   void Gather(const float* values, std::size_t width, float factor, float* coded) const;
   void Scatter(const float* coded, float factor, float* values, std::size_t width) const;
+
+  // Whether all values of a token that are not coded are at most `bound` in size.
+  bool MayDrop(const float* values, float bound) const;
 
  private:
   std::vector<std::uint8_t> scales_;
   std::vector<std::uint8_t> groups_;
-  std::vector<std::uint32_t> values_;  // index among the transform's values
+  std::vector<std::uint32_t> values_;   // that are coded, ascending
+  std::vector<std::uint32_t> dropped_;  // that are not
   ResidualPlane symbols_;
 };
 

@@ -113,17 +113,17 @@ TEST(PlaneTransformTest, AResidualIsTheSumOfBasisRows) {
       const std::size_t components = profile.planes[p].components();
       const std::size_t size = components / of.block_count;
       const PlaneTransform transform(profile, p);
-      const std::vector<float> values = DrawRows(kRows * transform.value_count(), 7);
+      const std::vector<float> values = DrawRows(kRows * components, 7);
       std::vector<float> rows(kRows * components, 0.5f);
       transform.AddResidual(values, rows);
       for (std::size_t row = 0; row < kRows; ++row) {
         for (std::size_t c = 0; c < components; ++c) {
           double expected = 0.5, magnitudes = 0.5;
-          for (std::size_t v = 0; v < transform.value_count(); ++v) {
-            const std::size_t at = transform.values()[v];
+          for (std::size_t v = 0; v < components; ++v) {
+            const std::size_t at = v;
             if (at / size != c / size) continue;
             const double of_value = double{of.basis_scales[at]} * of.basis[at * size + c % size] *
-                                    values[row * transform.value_count() + v];
+                                    values[row * components + v];
             expected += of_value;
             magnitudes += std::abs(of_value);
           }
@@ -139,29 +139,13 @@ TEST(PlaneTransformTest, AnalysisUndoesTheResidual) {
   const ResidualProfile profile = BlockedProfile();
   for (std::uint32_t p = 0; p < profile.planes.size(); ++p) {
     const PlaneTransform transform(profile, p);
-    ASSERT_EQ(transform.value_count(), profile.planes[p].components());
-    const std::vector<float> values = DrawRows(kRows * transform.value_count(), 7);
-    std::vector<float> rows(kRows * profile.planes[p].components()), again(values.size());
+    const std::vector<float> values = DrawRows(kRows * profile.planes[p].components(), 7);
+    std::vector<float> rows(values.size()), again(values.size());
     transform.AddResidual(values, rows);
     transform.Analyze(rows, again);
     // Two products and an inverse of a basis that is nearly orthogonal.
     for (std::size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], again[i], 1e-3);
   }
-}
-
-TEST(PlaneTransformTest, ValuesThatNoLevelCodesTakeNoPart) {
-  ResidualProfile profile = PlainProfile(SyntheticSpec({{2, 1, 6, 6}}));
-  for (auto& scales : profile.plane_profiles[2].scales) scales = {80, kNotCoded, 80, 255, 255, 255};
-  const PlaneTransform transform(profile, 2);
-  EXPECT_EQ(std::vector<std::uint32_t>(transform.values().begin(), transform.values().end()),
-            (std::vector<std::uint32_t>{0, 1, 2}));
-  for (auto& scales : profile.plane_profiles[2].scales) scales.assign(6, kNotCoded);
-  const PlaneTransform none(profile, 2);
-  EXPECT_EQ(none.value_count(), 0u);
-  std::vector<float> rows(kRows * 6, 1), values;
-  none.Analyze(rows, values);
-  none.AddResidual(values, rows);
-  EXPECT_EQ(rows, std::vector<float>(kRows * 6, 1));
 }
 
 }  // namespace

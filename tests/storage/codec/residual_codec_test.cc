@@ -102,7 +102,7 @@ TEST(ResidualCodecTest, ErrorInTheMetricIsAtMostAStepAndAnOffset) {
     raw_kv.ReadRows(decoded, shape.layer, kind, angles, to);
     for (std::size_t i = 0; i < from.size(); ++i) from[i] -= to[i];
     const PlaneTransform transform(profile, p);
-    std::vector<float> errors(64 * transform.value_count());
+    std::vector<float> errors(64 * shape.components());
     transform.Analyze(from, errors);
     for (const float error : errors) {
       EXPECT_LE(std::abs(error), ValueBound(profile, 0)) << p;
@@ -327,17 +327,29 @@ class ExtremeBlock {
     }
   }
 
+  // Makes the last value of a plane, which carries least, one that no level codes.
+  void DropLastValue(std::uint32_t plane) {
+    for (auto& scales : profile_.plane_profiles[plane].scales) scales.back() = kNotCoded;
+    codec_ = MakeCodec(spec_, profile_);
+  }
+
   // Encodes and decodes; tokens of `exact` come back bit for bit and are counted, all others
   // within the bound.
   void ExpectExact(const std::vector<std::size_t>& exact) {
+    std::vector<std::byte> decoded;
+    ASSERT_NO_FATAL_FAILURE(ExpectKept(exact, decoded));
+    ExpectWithinBound(spec_, profile_, 0, raw_, decoded, exact);
+  }
+
+  // The same without the bound.
+  void ExpectKept(const std::vector<std::size_t>& exact, std::vector<std::byte>& decoded) {
     ASSERT_NO_FATAL_FAILURE(Encode());
     ASSERT_FALSE(encoded_.body.empty());
     EXPECT_EQ(encoded_.exact_tokens, exact.size());
-    const std::vector<std::byte> decoded = Decode();
+    decoded = Decode();
     for (const std::size_t token : exact) {
       EXPECT_EQ(BytesOfToken(spec_, raw_, token), BytesOfToken(spec_, decoded, token)) << token;
     }
-    ExpectWithinBound(spec_, profile_, 0, raw_, decoded, exact);
   }
 
   void Encode() {
@@ -410,6 +422,15 @@ TEST(ResidualExtremesTest, ResidualsBeyondTheirRangeComeBackBitForBit) {
   block.Set(3, KvKind::kV, 2, 0, 1e12f);
   block.Set(0, KvKind::kK, 11, 0, -1e14f);
   block.ExpectExact({2, 11});
+}
+
+TEST(ResidualExtremesTest, WhatALevelDoesNotCodeComesBackBitForBitWhereItIsLarge) {
+  ExtremeBlock block;
+  std::vector<std::byte> decoded;
+  block.DropLastValue(7);
+  block.ExpectKept({}, decoded);
+  for (std::uint32_t c = 0; c < 16; ++c) block.Set(3, KvKind::kV, 6, c, c % 2 == 0 ? 900 : -500);
+  block.ExpectKept({6}, decoded);
 }
 
 TEST(ResidualExtremesTest, LargeTokensComeBackAndTheirNeighboursDoNotSuffer) {

@@ -1,5 +1,7 @@
 #include "storage/codec/residual_level.h"
 
+#include <limits>
+
 #include "tests/storage/codec/residual_fixture.h"
 
 namespace kvtrie {
@@ -59,10 +61,7 @@ TEST(LevelPlaneTest, CodesWhatTheLevelCodesInOrder) {
   plane.block_count = 2;
   plane.basis = {127, 0, 0, 127, 127, 0, 0, 127};
   plane.scales = {{70, kNotCoded, 71, 72}, {kNotCoded, 60, kNotCoded, kNotCoded}};
-  const PlaneTransform transform(profile, 1);
-  ASSERT_EQ(transform.value_count(), 4u);
-
-  const LevelPlane level(profile, 1, 0, transform);
+  const LevelPlane level(profile, 1, 0);
   const ResidualPlane symbols = level.Symbols();
   ASSERT_EQ(level.coded_count(), 3u);
   ASSERT_EQ(symbols.coded_count, 3u);
@@ -80,7 +79,18 @@ TEST(LevelPlaneTest, CodesWhatTheLevelCodesInOrder) {
   level.Scatter(coded.data(), 0.5f, again.data(), 4);
   for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(again[i], i % 4 == 1 ? -1 : values[i]);
 
-  EXPECT_EQ(LevelPlane(profile, 1, 1, transform).coded_count(), 1u);
+  EXPECT_EQ(LevelPlane(profile, 1, 1).coded_count(), 1u);
+}
+
+TEST(LevelPlaneTest, MayDropWhatIsSmallAndNotCoded) {
+  ResidualProfile profile = PlainProfile(SyntheticSpec({{1, 1, 4, 4}}));
+  profile.plane_profiles[0].scales[0] = {70, kNotCoded, 70, kNotCoded};
+  const LevelPlane level(profile, 0, 0);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(level.MayDrop(std::vector<float>{9, 2, nan, -2}.data(), 2));
+  EXPECT_FALSE(level.MayDrop(std::vector<float>{0, 2.5f, 0, 0}.data(), 2));
+  EXPECT_FALSE(level.MayDrop(std::vector<float>{0, 0, 0, -2.5f}.data(), 2));
+  EXPECT_FALSE(level.MayDrop(std::vector<float>{0, 0, 0, nan}.data(), 2));
 }
 
 TEST(PredictFromTokensTest, AddsTheTablesRowAndLeavesOtherTokens) {
