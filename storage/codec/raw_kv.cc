@@ -1,10 +1,10 @@
 #include "storage/codec/raw_kv.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "storage/base/check.h"
 #include "storage/codec/codec_kernels.h"
+#include "storage/codec/portable_math.h"
 
 namespace kvtrie {
 namespace {
@@ -48,12 +48,13 @@ RopeAngles RawKv::AnglesAt(std::uint32_t first_position) const {
     const std::size_t stride = pairing_ == RopePairing::kInterleaved ? 2 : 1;
     table.resize(std::size_t{2} * pair_count * stride * geometry_.block_tokens());
     for (std::uint32_t pair = 0; pair < pair_count; ++pair) {
-      const double frequency = std::pow(theta_, -static_cast<double>(pair) / pair_count);
+      const double frequency = PortableInversePower(theta_, static_cast<double>(pair) / pair_count);
       float* cosines = table.data() + pair * stride;
       for (std::uint32_t token = 0; token < geometry_.block_tokens(); ++token) {
         const double angle = (static_cast<double>(first_position) + token) * frequency;
-        const auto cosine = static_cast<float>(std::cos(angle));
-        const auto sine = static_cast<float>(std::sin(angle));
+        const SineAndCosine of = PortableSineAndCosine(angle);
+        const auto cosine = static_cast<float>(of.cosine);
+        const auto sine = static_cast<float>(of.sine);
         float* const sines = cosines + pair_count * stride;
         cosines[0] = cosine;
         sines[0] = sine;

@@ -46,7 +46,8 @@ class RawKv {
   bool unrotates_k(std::uint32_t layer) const;
 
   // For the block whose first token has this position. Costs some 50 ns per pair and token, so it
-  // is made once for all layers. Angles are computed in double precision.
+  // is made once for all layers. Angles are computed in double precision, to the same bits on every
+  // machine.
   RopeAngles AnglesAt(std::uint32_t first_position) const;
 
   // REQUIRES: raw.size() == geometry().raw_block_bytes(), rows.size() == block_tokens *

@@ -45,9 +45,8 @@ struct BlockToDecode {
 // the model is what the profile's levels say.
 //
 // Blocks that are coded together share matrix products, which are fast from 64 tokens on; the bytes
-// do not depend on that, and every block decodes alone. Restored rows are the same on every
-// machine: products are of integers and sums have a fixed order. Only the rotation of K has the
-// rounding of a machine's cosines.
+// do not depend on that, and every block decodes alone. Decoded KV is the same on every machine:
+// products are of integers, sums have a fixed order, and RoPE's angles are computed portably.
 //
 // Immutable and thread-safe. Memory: about twice the profile, and per call some 100 bytes per
 // component of the blocks of one layer.
