@@ -52,7 +52,19 @@ void Turn(std::span<float> vector, const RopePairs& rope, double distance) {
   }
 }
 
+// Of the natural logarithm of an importance.
+std::int32_t ExponentOfLog(float log_importance, float strength) {
+  const float quarters = 2 * strength * log_importance / std::log(2.0f);
+  // A number that is none, of weights beyond reason, is the least important.
+  constexpr auto kMost = static_cast<float>(kExponentMax);
+  return static_cast<std::int32_t>(std::nearbyint(std::min(kMost, std::max(-kMost, quarters))));
+}
+
 }  // namespace
+
+std::int32_t ExponentOf(float importance, float strength) {
+  return importance > 0 ? ExponentOfLog(std::log(importance), strength) : 0;
+}
 
 RopePairs RopePairs::Of(const ModelSpec& spec) {
   RopePairs pairs;
@@ -320,13 +332,8 @@ std::vector<std::vector<std::int32_t>> ImportanceEstimator::Exponents(
         float log_importance = 0;
         for (std::size_t f = 0; f < count; ++f)
           log_importance += weights[group * count + f] * of_row[f];
-        // Quarter octaves of the step, which goes with the root of the importance.
-        const float quarters = 2 * strength * log_importance / std::log(2.0f);
-        // A number that is none, of weights beyond reason, is the least important.
-        constexpr auto kMost = static_cast<float>(kExponentMax);
-        const float bounded = std::min(kMost, std::max(-kMost, quarters));
         const std::size_t at = (row / kLanes * group_count_ + group) * kLanes + row % kLanes;
-        exponents[plane][at] = static_cast<std::int32_t>(std::nearbyint(bounded));
+        exponents[plane][at] = ExponentOfLog(log_importance, strength);
       }
     }
   }

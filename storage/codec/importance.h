@@ -49,6 +49,11 @@ struct RopePairs {
   static RopePairs Of(const ModelSpec& spec);
 };
 
+// The step exponent, within +-kExponentMax, of a token that has so many times the importance of an
+// average one: quarter octaves of the step, which goes with the root of the importance. 0 where
+// `importance` is no number above 0.
+std::int32_t ExponentOf(float importance, float strength);
+
 // Immutable, thread-safe.
 class ImportanceEstimator {
  public:

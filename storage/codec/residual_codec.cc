@@ -305,6 +305,9 @@ class ResidualCodec::Encoder {
   bool CodePlanes();
   bool CodeExactPlanes();
   void StartCoding();
+  void ChooseExponents();
+  // Whether so many tokens are exact that the block is better stored losslessly.
+  bool IsLost(const Coded& coded) const;
   absl::StatusOr<EncodedBlock> Finish(Coded& coded);
 
   const State& state_;
@@ -393,6 +396,7 @@ void ResidualCodec::Encoder::StartCoding() {
     std::vector<std::uint16_t> kept_out = coded.exact;
     if (coded.first_from_profile) kept_out.push_back(0);
     coded.active = ActiveLanes(state_.geometry.block_tokens(), kept_out);
+    if (IsLost(coded)) std::fill(coded.active.begin(), coded.active.end(), LaneMask{0});
     coded.carry.assign(coded.active.size(), {});
     coded.encoder = {};
     coded.steps = 0;
@@ -517,11 +521,16 @@ bool ResidualCodec::Encoder::CodeExactPlanes() {
   return true;
 }
 
+bool ResidualCodec::Encoder::IsLost(const Coded& coded) const {
+  const KvGeometry& geometry = state_.geometry;
+  // The first section holds the exact tokens.
+  return coded.exact.size() * (TokenBytes(geometry) + sizeof(std::uint16_t)) > kExactBytesMax ||
+         coded.exact.size() > std::max<std::size_t>(geometry.block_tokens() / 4, 1);
+}
+
 absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
   const KvGeometry& geometry = state_.geometry;
-  // The first section holds the exact tokens; where they are many, coding is not worth it.
-  if (coded.exact.size() * (TokenBytes(geometry) + sizeof(std::uint16_t)) > kExactBytesMax ||
-      coded.exact.size() > std::max<std::size_t>(geometry.block_tokens() / 4, 1)) {
+  if (IsLost(coded)) {
     return EncodedBlock{.body = {},
                         .section_bytes = {},
                         .exact_tokens = static_cast<std::uint32_t>(coded.exact.size())};
@@ -578,7 +587,7 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
   return encoded;
 }
 
-absl::StatusOr<std::vector<EncodedBlock>> ResidualCodec::Encoder::Run() {
+void ResidualCodec::Encoder::ChooseExponents() {
   if (state_.importance.has_value() && level_.quality != Quality::kExact) {
     std::vector<std::uint32_t> tokens_behind(row_count_, 1);
     for (const Coded& coded : coded_) {
@@ -596,6 +605,24 @@ absl::StatusOr<std::vector<EncodedBlock>> ResidualCodec::Encoder::Run() {
       exponents_.emplace_back(row_count_ * state_.profile.group_count, 0);
     }
   }
+  if (level_.quality == Quality::kExact) return;
+  const std::size_t groups = state_.profile.group_count;
+  for (const Coded& coded : coded_) {
+    for (std::size_t t = 0; t < coded.block->importance.size(); ++t) {
+      const std::int32_t exponent =
+          ExponentOf(coded.block->importance[t], level_.importance_strength);
+      const std::size_t row = coded.first_row + t;
+      for (std::vector<std::int32_t>& of_plane : exponents_) {
+        for (std::size_t group = 0; group < groups; ++group) {
+          of_plane[(row / kLanes * groups + group) * kLanes + row % kLanes] = exponent;
+        }
+      }
+    }
+  }
+}
+
+absl::StatusOr<std::vector<EncodedBlock>> ResidualCodec::Encoder::Run() {
+  ChooseExponents();
   // Each time over, a token more is exact.
   while (!(level_.quality == Quality::kExact ? CodeExactPlanes() : CodePlanes())) {
   }
@@ -617,6 +644,7 @@ absl::StatusOr<std::vector<EncodedBlock>> ResidualCodec::Encode(
   for (const BlockToEncode& block : blocks) {
     KV_CHECK(block.tokens.size() == geometry.block_tokens());
     KV_CHECK(block.raw.size() == geometry.raw_block_bytes());
+    KV_CHECK(block.importance.empty() || block.importance.size() == block.tokens.size());
   }
   std::vector<EncodedBlock> encoded;
   const std::size_t at_once = state_->BlocksAtOnce();

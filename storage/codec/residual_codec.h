@@ -21,6 +21,9 @@ struct BlockToEncode {
   std::uint32_t session_tokens = 0;
   std::span<const TokenId> tokens;
   std::span<const std::byte> raw;  // raw KV of the block
+  // What an error in each token costs, 1 for an average one: sums of the attention that it got,
+  // say. Empty: as the profile estimates it. Numbers that are none, or not above 0, count as 1.
+  std::span<const float> importance = {};
 };
 
 struct EncodedBlock {

@@ -33,10 +33,6 @@ constexpr float kInputDeviations = 6;
 // A value whose scale is below 2^-5 steps is zero in practice, important tokens included.
 constexpr int kScaleIndexMin = 24;
 
-// Energy that is assumed before the first value: that of so many components.
-constexpr std::uint32_t kPrior = 6 * 16;
-constexpr double kCarriedShare = 0.5;
-
 constexpr double kReportedShare = 0.01;
 
 Eigen::Index Index(std::size_t size) { return static_cast<Eigen::Index>(size); }
@@ -161,6 +157,10 @@ absl::Status Fit::CheckOptions() const {
   };
   if (options_.levels.empty() || options_.levels.size() > kProfileLevelsMax) {
     return bad("levels: ", options_.levels.size(), ", must be 1 to ", kProfileLevelsMax);
+  }
+  if (options_.energy_prior == 0) return bad("energy_prior is 0");
+  if (!(options_.energy_carried >= 0 && options_.energy_carried <= 1)) {
+    return bad("energy_carried ", options_.energy_carried, ", must be 0 to 1");
   }
   for (std::size_t i = 0; i < options_.levels.size(); ++i) {
     const ResidualLevel& level = options_.levels[i];
@@ -299,10 +299,11 @@ absl::Status Fit::Open() {
   profile_.exponent_frequencies.resize(exponent_tables * kExponentSymbols);
   profile_.expected.resize(kScaleIndexMax + 1);
   profile_.offsets.assign(std::size_t{kScaleClasses} * kRestoredOffsets, 0);
-  profile_.prior = kPrior;
+  profile_.prior = options_.energy_prior;
   for (int shift = -kScaleShiftMax; shift <= kScaleShiftMax; ++shift) {
-    profile_.carried.push_back(
-        static_cast<std::uint16_t>(kPrior * std::exp2(kCarriedShare * shift / 8) + 0.5));
+    const double energy =
+        options_.energy_prior * std::exp2(options_.energy_carried * shift / 8) + 0.5;
+    profile_.carried.push_back(static_cast<std::uint16_t>(std::min(energy, 65535.0)));
   }
   SetFirstTables(profile_, exponent_tables);
   return absl::OkStatus();

@@ -26,6 +26,11 @@ struct ResidualFitOptions {
   std::size_t fitted_level = 0;  // predictions are fitted to what this one of the levels restores
   std::vector<ResidualLevel> levels;
   int rounds = 2;  // over all levels, to settle tables
+  // How slowly the energy of what a token had so far moves its tables: the expectation that it
+  // starts with (in sixteenths), and the share of the last plane's excess that the next one starts
+  // with.
+  std::uint16_t energy_prior = 6 * 16;
+  double energy_carried = 0.5;
   // At each hundredth of the work, and when all is done; may be empty.
   std::function<void(double done_share, std::string_view what)> progress;
 };

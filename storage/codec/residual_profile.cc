@@ -258,8 +258,6 @@ std::vector<std::uint32_t> InputPlanes(std::span<const PlaneShape> planes, std::
       case PredictorInput::kSameLayerK:
         if (planes[plane].is_v) found.push_back(plane - 1);
         break;
-      case PredictorInput::kNextExpected:
-        break;
     }
   }
   return found;
@@ -309,7 +307,7 @@ absl::Status ResidualProfile::CheckConsistency() const {
       return BadPlane(i, "exponent table");
     }
     if (std::any_of(plane.inputs.begin(), plane.inputs.end(), [](PredictorInput input) {
-          return input < PredictorInput::kLayerBelow || input > PredictorInput::kNextExpected;
+          return input < PredictorInput::kLayerBelow || input > PredictorInput::kSameLayerK;
         })) {
       return BadPlane(i, "unknown input");
     }

@@ -26,11 +26,10 @@ namespace kvtrie {
 
 // What a prediction reads; each stands for the planes that are named, in that order.
 enum class PredictorInput : std::uint8_t {
-  kLayerBelow = 1,    // K and V of the layer below
-  kTwoBelow = 2,      // K and V of the layer below that
-  kFirstLayer = 3,    // K and V of layer 0: what there is of the token itself
-  kSameLayerK = 4,    // K of this layer, for its V
-  kNextExpected = 5,  // expected layer 0 of the token, from probabilities (arXiv:2604.15356, E_p)
+  kLayerBelow = 1,  // K and V of the layer below
+  kTwoBelow = 2,    // K and V of the layer below that
+  kFirstLayer = 3,  // K and V of layer 0: what there is of the token itself
+  kSameLayerK = 4,  // K of this layer, for its V
 };
 
 struct PlaneShape {

@@ -5,7 +5,7 @@
 //                       [--option K=V]... --out FILE
 //   codec_tool fit      --spec SPEC.json --samples FOLDER [--material FILE] [--option K=V]... --out
 //   FILE codec_tool code     --spec SPEC.json --profile FILE --level LEVEL --block-tokens N
-//                       --tokens FILE.tokens --kv FILE.kv --out FILE.kv
+//                       --tokens FILE.tokens --kv FILE.kv [--importance FILE.f32] --out FILE.kv
 //   codec_tool speed    as code, without --out: seconds of encoding and decoding
 //
 // A sample is NAME.tokens (u32le), NAME.kv (raw KV of these tokens as one block) and, for
@@ -228,6 +228,9 @@ int FitProfile(const Arguments& arguments) {
   options.ridge = arguments.Option("ridge", options.ridge);
   options.table_tokens_max = static_cast<std::size_t>(arguments.Option("table", 8192));
   options.rounds = static_cast<int>(arguments.Option("rounds", 1));
+  options.energy_prior = static_cast<std::uint16_t>(arguments.Option("energy_prior", 96));
+  options.energy_carried = arguments.Option("energy_carried", 0.5);
+  if (arguments.Option("metric", 1) == 0) material.metrics.clear();
   const double strength = arguments.Option("importance", 0.9);
   const double rate_weight = arguments.Option("rate_weight", 0.08);
   const auto add_level = [&](Quality quality, const char* name, double step) {
@@ -239,8 +242,8 @@ int FitProfile(const Arguments& arguments) {
     if (level.step > 0) options.levels.push_back(level);
   };
   add_level(Quality::kHigh, "high", 0.0026);
-  add_level(Quality::kNearExact, "near_exact", 0.00072);
-  add_level(Quality::kSmall, "small", 0.0054);
+  add_level(Quality::kNearExact, "near_exact", 0.0008);
+  add_level(Quality::kSmall, "small", 0.0045);
   options.progress = [](double done, std::string_view what) {
     std::fprintf(stderr, "\r%3.0f %%  %-12s", 100 * done, std::string(what).c_str());
   };
@@ -311,6 +314,10 @@ Blocks ReadBlocks(const Arguments& arguments) {
                                 .session_tokens = static_cast<std::uint32_t>(blocks.tokens.size()),
                                 .tokens = blocks.tokens.subspan(b * block_tokens, block_tokens),
                                 .raw = blocks.raw[b]});
+    if (arguments.flags.contains("importance")) {
+      blocks.to_encode.back().importance =
+          Map<float>(arguments.Flag("importance")).subspan(b * block_tokens, block_tokens);
+    }
   }
   return blocks;
 }

@@ -75,27 +75,33 @@ def fit(samples: pathlib.Path, options: Mapping[str, object],
 
 
 def code(profile: pathlib.Path, level: str, options: Mapping[str, object],
-         token_ids: Sequence[int], kv: np.ndarray) -> Coded:
+         token_ids: Sequence[int], kv: np.ndarray, block_tokens: int = BLOCK_TOKENS,
+         importance: np.ndarray | None = None) -> Coded:
     """Encodes and decodes a session block by block, all of its blocks at once.
 
+    importance: [tokens], 1 for an average one; None: as the profile estimates it.
     REQUIRES: a whole number of blocks, whose kv holds bfloat16 values.
     """
     config = smollm2_weights.load_config()
     token_count = len(token_ids)
-    if token_count % BLOCK_TOKENS != 0 or kv.shape[2] != token_count:
+    if token_count % block_tokens != 0 or kv.shape[2] != token_count:
         raise ValueError(f"KV of {kv.shape[2]} tokens and {token_count} tokens: want equal numbers, "
-                         f"a multiple of {BLOCK_TOKENS}")
+                         f"a multiple of {block_tokens}")
     with tempfile.TemporaryDirectory(prefix="kvtrie-quality-") as name:
         folder = pathlib.Path(name)
         (folder / "in.tokens").write_bytes(np.array(token_ids, "<u4").tobytes())
         bits = np.ascontiguousarray(kv).view(np.uint32) >> 16
         (folder / "in.kv").write_bytes(bits.astype("<u2").tobytes())
-        summary = _run("code", "--profile", profile, "--level", level,
-                       "--block-tokens", BLOCK_TOKENS, *_option_arguments(options),
+        weighted = []
+        if importance is not None:
+            weighted = ["--importance", folder / "in.importance"]
+            weighted[1].write_bytes(importance.astype("<f4").tobytes())
+        summary = _run("code", "--profile", profile, "--level", level, *weighted,
+                       "--block-tokens", block_tokens, *_option_arguments(options),
                        "--tokens", folder / "in.tokens", "--kv", folder / "in.kv",
                        "--out", folder / "out.kv")
         restored = kv_blocks.unpack_block(config, (folder / "out.kv").read_bytes(), token_count)
-    return Coded(restored, _block_bytes(summary, token_count // BLOCK_TOKENS))
+    return Coded(restored, _block_bytes(summary, token_count // block_tokens))
 
 
 def _block_bytes(summary: dict, block_count: int) -> list[int]:

@@ -127,6 +127,9 @@ QUOTES = Source("quotes", "fortunes",
                 plain_quotes)
 CODE = Source("code", "libpython3.11-stdlib",
               re.compile(r"^/usr/lib/python3\.11/(?!test/|lib2to3/)[^_][^/]*(/[^/]+)?\.py$"), _utf8)
+# Other languages: calibration has two, and is judged on a third.
+FRENCH = Source("French", "manpages-fr", re.compile(r"/man/fr/man[178]/[^/]+\.gz$"), plain_man)
+SPANISH = Source("Spanish", "manpages-es", re.compile(r"/man/es/man[178]/[^/]+\.gz$"), plain_man)
 GERMAN = Source("German", "manpages-de", re.compile(r"/man/de/man[178]/[^/]+\.gz$"), plain_man)
 
 CHAT_DOMAIN = "chat"
@@ -137,7 +140,14 @@ DOMAINS = (*ENGLISH_DOMAINS, GERMAN.domain)
 CALIBRATION_CHAT_SOURCES = (HANDBOOK, PYTHON_DOCS)
 TEST_CHAT_SOURCES = (PROSE, QUOTES)
 
-_CALIBRATION_COUNTS = ((HANDBOOK, 30), (PYTHON_DOCS, 30), (DOCUTILS, 14), (HEADERS, 10))
+_CALIBRATION_COUNTS = ((HANDBOOK, 30), (PYTHON_DOCS, 30), (DOCUTILS, 14), (HEADERS, 10),
+                       (FRENCH, 7), (SPANISH, 7))
+# Parts of the calibration texts, by their names.
+CALIBRATION_PARTS = {
+    "all": lambda names: names,
+    "quarter": lambda names: names[::4],
+    "prose": lambda names: [name for name in names if name.startswith(HANDBOOK.domain)],
+}
 CALIBRATION_CHATS = 12
 _TEST_COUNTS = ((PROSE, 4), (QUOTES, 4), (CODE, 4), (GERMAN, 3))
 TEST_CHATS = 4

@@ -78,6 +78,21 @@ def prepare(name: str, texts: Sequence[corpus.Text], with_queries: bool,
     return folder
 
 
+def part(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """A folder with those samples of a folder of `prepare` that corpus.CALIBRATION_PARTS names."""
+    if name == "all":
+        return folder
+    names = sorted(path.stem for path in folder.glob("*.tokens"))
+    target = folder.with_name(f"{folder.name}-{name}")
+    target.mkdir(exist_ok=True)
+    for sample in corpus.CALIBRATION_PARTS[name](names):
+        for suffix in (".tokens", ".kv"):
+            link = target / (sample + suffix)
+            if not link.is_symlink():
+                link.symlink_to(folder / link.name)
+    return target
+
+
 def read_kv(folder: pathlib.Path, name: str) -> np.ndarray:
     """Float32 [layers, 2 (K, V), tokens, KV heads, head_dim] of a text."""
     kv = (folder / f"{name}.kv").read_bytes()

@@ -3,8 +3,9 @@
 A row: name, family, domain, texts (how many), bits (per component), kl and kl_p99 (nats; the mean, and the
 99th percentile over all positions), dnll (mean change of the negative log likelihood, nats per token),
 dnll_ci (its 95 % confidence interval, Student's t over texts, each paired with itself; None for one
-text), top1 (share of positions whose most probable token stays the same). Domain ALL is the mean over
-the English domains, which have equally many texts. Rows of sessions have the domain SESSION, and what was
+text), top1 (share of positions whose most probable token stays the same), bits_ratio (bits over those
+that the family compared_with takes for the same mean KL on the same texts; None where it has no such
+KL). Domain ALL is the mean over the English domains, which have equally many texts. Rows of sessions have the domain SESSION, and what was
 measured as `measure`.
 """
 
@@ -56,12 +57,36 @@ def rows(chosen: Sequence[schemes.Scheme], outcomes: Iterable[Outcome]) -> list[
         measures = dict.fromkeys(outcome.measure for outcome in own if outcome.measure)
         groups += [(SESSION, measure, [outcome for outcome in own if outcome.measure == measure])
                    for measure in measures]
-        found += [_row(scheme, domain, measure, group)
+        reference = {other.name for other in chosen if other.family == scheme.compared_with}
+        others = [o for o in outcomes if o.scheme in reference and not o.measure]
+        found += [_row(scheme, domain, measure, group, others)
                   for domain, measure, group in groups if group]
     return found
 
 
-def _row(scheme: schemes.Scheme, domain: str, measure: str, group: list[Outcome]) -> dict:
+def bits_at_kl(curve: Iterable[tuple[float, float]], kl: float) -> float | None:
+    """The bits at which a curve of (bits, KL) has this KL, straight in logarithms; up to twice beyond its
+    ends. None: further away, or fewer than two points."""
+    points = sorted((k, bits) for bits, k in curve if k > 0)
+    if len(points) < 2 or not points[0][0] / 2 <= kl <= points[-1][0] * 2:
+        return None
+    x = np.log([k for k, _ in points])
+    y = np.log([bits for _, bits in points])
+    i = int(np.clip(np.searchsorted(x, math.log(kl)), 1, len(points) - 1))
+    slope = (y[i] - y[i - 1]) / (x[i] - x[i - 1])
+    return float(np.exp(y[i - 1] + slope * (math.log(kl) - x[i - 1])))
+
+
+def _curve(outcomes: Iterable[Outcome]) -> list[tuple[float, float]]:
+    """(bits, KL) of each scheme, means over its texts."""
+    found = {}
+    for outcome in outcomes:
+        found.setdefault(outcome.scheme, []).append((outcome.bits, outcome.divergence.kl.mean()))
+    return [tuple(map(float, np.mean(points, axis=0))) for points in found.values()]
+
+
+def _row(scheme: schemes.Scheme, domain: str, measure: str, group: list[Outcome],
+         others: list[Outcome]) -> dict:
     kl = np.concatenate([outcome.divergence.kl for outcome in group])
     changes = [float(outcome.divergence.nll_change.mean()) for outcome in group]
     row = {
@@ -76,7 +101,11 @@ def _row(scheme: schemes.Scheme, domain: str, measure: str, group: list[Outcome]
         "dnll_ci": confidence_interval(changes),
         "top1": float(np.concatenate([outcome.divergence.same_top for outcome in group]).mean()),
     }
-    return row | {"measure": measure} if measure else row
+    if measure:
+        return row | {"measure": measure}
+    texts = {outcome.text for outcome in group}
+    expected = bits_at_kl(_curve(o for o in others if o.text in texts), row["kl"])
+    return row | {"bits_ratio": None if expected is None else row["bits"] / expected}
 
 
 def confidence_interval(values: Sequence[float]) -> list[float] | None:
@@ -91,9 +120,15 @@ def confidence_interval(values: Sequence[float]) -> list[float] | None:
 def table(all_rows: Sequence[dict]) -> str:
     """What a person reads: English, German, then sessions."""
     parts = []
-    for domain, title in ((ALL, "English, mean over " + ", ".join(corpus.ENGLISH_DOMAINS)),
-                          (corpus.GERMAN.domain, corpus.GERMAN.domain)):
-        own = [row for row in all_rows if row["domain"] == domain]
+    ablations = {scheme.name for scheme in schemes.SCHEMES if scheme.ablation}
+    english = "English, mean over " + ", ".join(corpus.ENGLISH_DOMAINS)
+    for domain, title, among_ablations in (
+            (ALL, english, False), (corpus.GERMAN.domain, corpus.GERMAN.domain, False),
+            (ALL, f"Ablations, {english}", True),
+            (corpus.CODE.domain, f"Ablations, {corpus.CODE.domain}", True),
+            (corpus.GERMAN.domain, f"Ablations, {corpus.GERMAN.domain}", True)):
+        own = [row for row in all_rows
+               if row["domain"] == domain and (row["name"] in ablations) == among_ablations]
         if own:
             parts.append(_domain_table(f"{title}; texts: {own[0]['texts']}", own))
     own = [row for row in all_rows if row["domain"] == SESSION]
@@ -104,13 +139,14 @@ def table(all_rows: Sequence[dict]) -> str:
 
 def _domain_table(title: str, own: Sequence[dict]) -> str:
     lines = [title, f"{'':30}{'bits':>7}{'KL':>10}{'p99 KL':>9}   "
-             f"{'change of NLL, 95 %':21}{'top-1':>7}"]
+             f"{'change of NLL, 95 %':21}{'top-1':>7}   bits at equal KL"]
     for row in own:
         ci = row["dnll_ci"]
         spread = "" if ci is None else f" ± {(ci[1] - ci[0]) / 2:.4f}"
         change = f"{row['dnll']:+.4f}{spread}"
+        ratio = "" if row["bits_ratio"] is None else f"{row['bits_ratio']:10.2f} x"
         lines.append(f"{row['name']:30}{row['bits']:7.3f}{row['kl']:10.5f}{row['kl_p99']:9.4f}   "
-                     f"{change:21}{row['top1']:7.3f}")
+                     f"{change:21}{row['top1']:7.3f}{ratio}".rstrip())
     return "\n".join(lines)
 
 
@@ -141,7 +177,9 @@ def draw(all_rows: Sequence[dict], path: pathlib.Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot  # pylint: disable=import-outside-toplevel
 
-    own = [row for row in all_rows if row["domain"] == ALL and row["kl"] > 0]
+    ablations = {scheme.name for scheme in schemes.SCHEMES if scheme.ablation}
+    own = [row for row in all_rows
+           if row["domain"] == ALL and row["kl"] > 0 and row["name"] not in ablations]
     figure, axes = pyplot.subplots(figsize=(10, 7))
     for index, family in enumerate(dict.fromkeys(row["family"] for row in own)):
         members = [row for row in own if row["family"] == family]

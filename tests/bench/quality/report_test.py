@@ -56,6 +56,29 @@ def test_rows_are_json_with_the_promised_keys(outcomes):
         assert ("measure" in row) == (row["domain"] == "session")
 
 
+def test_bits_at_equal_kl_follow_the_curve_and_end_beyond_it():
+    curve = [(4.0, 0.01), (1.0, 0.16), (2.0, 0.04), (9.0, 0.0)]
+    assert report.bits_at_kl(curve, 0.02) == pytest.approx(2 * 2**0.5)
+    assert report.bits_at_kl(curve, 0.16) == pytest.approx(1)
+    assert report.bits_at_kl(curve, 0.005) == pytest.approx(4 * 2**0.5)
+    assert report.bits_at_kl(curve, 0.32) == pytest.approx(1 / 2**0.5)
+    assert report.bits_at_kl(curve, 0.0049) is None and report.bits_at_kl(curve, 0.33) is None
+    assert report.bits_at_kl(curve[:1], 0.01) is None
+
+
+def test_schemes_are_compared_on_the_texts_that_they_share():
+    ours = [schemes.Baseline(f"ours {i}", "kvtrie", "bf16") for i in range(2)]
+    outcomes = [_outcome("ours 0", "prose-0", "prose", 1, [0.4] * 4, 0.0),
+                _outcome("ours 1", "prose-0", "prose", 2, [0.1] * 4, 0.0),
+                _outcome("ours 0", "prose-1", "prose", 50, [40.0] * 4, 0.0),
+                _outcome("one", "prose-0", "prose", 3, [0.1] * 4, 0.0),
+                _outcome("two", "code-0", "code", 3, [0.1] * 4, 0.0)]
+    rows = {(row["name"], row["domain"]): row for row in report.rows([*ours, _ONE, _TWO], outcomes)}
+    assert rows["one", "prose"]["bits_ratio"] == pytest.approx(1.5)
+    assert rows["one", "all"]["bits_ratio"] == pytest.approx(1.5)
+    assert rows["two", "code"]["bits_ratio"] is None
+
+
 def test_sessions_do_not_count_for_the_domains(outcomes):
     found = report.rows([_ONE], outcomes)
     assert [row["kl"] for row in found if row["domain"] == "prose"] == [1.5]

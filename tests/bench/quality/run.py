@@ -32,6 +32,7 @@ import smollm2_tokenizer
 import workers
 
 _SESSION_TEXTS = 2  # of each English domain
+_ABLATION_TEXTS = 2  # of each domain
 
 
 def parse_options() -> argparse.Namespace:
@@ -176,7 +177,9 @@ def main() -> int:
             print(f"calibration {calibration()}\ntest {folder}")
             return 0
         chosen, errors = fit_codecs(chosen_schemes(options.quick, options.only), calibration)
-        tasks = [(judge_text, (folder, text, scheme)) for text in judged for scheme in chosen]
+        few = first_of_each_domain(judged, _ABLATION_TEXTS)
+        tasks = [(judge_text, (folder, text, scheme)) for text in judged for scheme in chosen
+                 if not scheme.ablation or text in few]
         if not options.quick:
             english = [text for text in texts if text.domain in corpus.ENGLISH_DOMAINS]
             tasks += [(judge_session, (folder, text, scheme))

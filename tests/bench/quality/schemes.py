@@ -5,19 +5,25 @@ A scheme is a picklable object: it restores, of a session whose KV is known, wha
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 import baselines
 import codec_tool
+import judge
+import kv_files
 import smollm2
+import workers
 
 
 # Errors' cost and tokens' importance, from gradients.
 _MATERIAL = pathlib.Path(__file__).resolve().parents[2] / "model/fixtures/smollm2_fit_material.bin"
+# Options of a fit whose profile codes faster, for more bits.
+FAST = {"below": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +48,8 @@ class Baseline:
     first_exact: bool = False
     quick: bool = False  # judged with --quick
     sessions: bool = False  # measured over turns too
+    ablation: bool = False
+    compared_with: str = "kvtrie"
     against_float32: bool = False  # the reference is a cache that was never rounded
 
     def restore(self, token_ids: Sequence[int], kv: np.ndarray, first_token: int = 0) -> Restored:
@@ -67,6 +75,11 @@ class Codec:
     level: str
     fit: Mapping[str, object] = dataclasses.field(default_factory=dict)
     code: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    calibration: str = "all"  # a name of corpus.CALIBRATION_PARTS
+    block_tokens: int = codec_tool.BLOCK_TOKENS
+    by_surprisal: bool = False  # a token's importance is its surprisal: arXiv:2604.15356
+    ablation: bool = False  # judged on fewer texts, and compared with its family at equal KL
+    compared_with: str = ""  # the family that it is compared with
     quick: bool = False
     sessions: bool = False
     against_float32: bool = False
@@ -75,18 +88,33 @@ class Codec:
 
     def fitted(self, samples: pathlib.Path) -> "Codec":
         """This scheme with its profile. Errors: codec_tool.CodecToolError."""
-        profile = codec_tool.fit(samples, self.fit, self.material)
+        profile = codec_tool.fit(kv_files.part(samples, self.calibration), self.fit, self.material)
         return dataclasses.replace(self, profile=profile)
 
     def restore(self, token_ids: Sequence[int], kv: np.ndarray, first_token: int = 0) -> Restored:
         """Codes the blocks from first_token on as a put of them into this session does: with the whole
         session known. REQUIRES: fitted; whole blocks."""
-        coded = codec_tool.code(self.profile, self.level, self.code, token_ids, kv)
-        first_block = first_token // codec_tool.BLOCK_TOKENS
+        importance = _relative_surprisal(tuple(token_ids)) if self.by_surprisal else None
+        coded = codec_tool.code(self.profile, self.level, self.code, token_ids, kv,
+                                self.block_tokens, importance)
+        first_block = first_token // self.block_tokens
         return Restored(coded.kv[:, :, first_token:], sum(coded.block_bytes[first_block:]))
 
 
 Scheme = Baseline | Codec
+
+
+@functools.lru_cache(maxsize=4)
+def _relative_surprisal(token_ids: tuple[int, ...]) -> np.ndarray:
+    """[tokens]: the surprisal of each token by the model itself, 1 on average. The first has the mean."""
+    model = workers.model()
+    logits = model.extend(model.new_cache(len(token_ids)), token_ids, logits="all")
+    said = judge.Distributions.of(logits)
+    rows = np.arange(len(token_ids) - 1)
+    surprisal = said.log_sums[:-1] - said.logits[rows, list(token_ids[1:])]
+    # A token that was sure to come still costs something.
+    surprisal = np.concatenate([[surprisal.mean()], surprisal + 0.05])
+    return (surprisal / surprisal.mean()).astype(np.float32)
 
 
 def _turboquant(k_bits: int, v_bits: int, first_exact: bool, **options: bool) -> Baseline:
@@ -94,6 +122,38 @@ def _turboquant(k_bits: int, v_bits: int, first_exact: bool, **options: bool) ->
     family = "TurboQuant, first exact" if first_exact else "TurboQuant"
     name = f"TurboQuant {bits}" + (" first exact" if first_exact else "")
     return Baseline(name, family, "turboquant", (k_bits, v_bits), first_exact, **options)
+
+
+def _ablations() -> Iterator[Codec]:
+    """What each part of the codec brings. All but the sizes of blocks are fitted to fewer texts."""
+    for block_tokens in (64, 256):
+        yield Codec(f"blocks of {block_tokens}", "kvtrie, blocks", "high",
+                    block_tokens=block_tokens, ablation=True, compared_with="kvtrie")
+    base = "kvtrie, fewer texts"
+    common = {"calibration": "quarter", "ablation": True, "compared_with": base}
+    for level in ("near-exact", "high", "small"):
+        yield Codec(f"fewer texts {level}", base, level, **common)
+    without_prediction = {"below": 0, "first_layer": 0, "k_for_v": 0}
+    for name, fit in (
+            ("no prediction", without_prediction),
+            ("K for V only", {"below": 0, "first_layer": 0}),
+            ("layer 0 and K for V only", {"below": 0}),
+            ("one layer below", {"below": 1}),
+            ("not from layer 0", {"first_layer": 0}),
+            ("not from K for V", {"k_for_v": 0}),
+            ("matrices per head", {"block_per_head": 1}),
+            ("no token table", {"table": 0}),
+            ("variances as metric", {"metric": 0}),
+            ("metric without shrinkage", {"shrinkage": 0}),
+            ("all tokens alike", {"importance": 0}),
+            ("no energy contexts", {"energy_prior": 65535, "energy_carried": 0}),
+            ("plain rounding", {"rate_weight": 0}),
+            ("fast", FAST)):
+        yield Codec(name, "kvtrie, ablations", "high", fit=fit, **common)
+    yield Codec("importance is surprisal", "kvtrie, ablations", "high", by_surprisal=True, **common)
+    for level in ("near-exact", "high", "small"):
+        yield Codec(f"prose only {level}", "kvtrie, prose only", level,
+                    **(common | {"calibration": "prose"}))
 
 
 SCHEMES: tuple[Scheme, ...] = (
@@ -118,4 +178,5 @@ SCHEMES: tuple[Scheme, ...] = (
     Codec("kvtrie near-exact", "kvtrie", "near-exact", sessions=True),
     Codec("kvtrie high", "kvtrie", "high", quick=True, sessions=True),
     Codec("kvtrie small", "kvtrie", "small", quick=True, sessions=True),
+    *_ablations(),
 )

@@ -221,6 +221,48 @@ TEST(ResidualCodecTest, StepExponentsComeBackWithinTheirSteps) {
   }
 }
 
+// Each token's error is that of its own step.
+TEST(ResidualCodecTest, TheCallersImportanceMakesStepsOfTokens) {
+  const ModelSpec spec = WithBlocks(SyntheticSpec(), 16);
+  const std::vector<SyntheticText> texts = FitTexts(spec);
+  ResidualFitOptions options = SmallFitOptions();
+  for (ResidualLevel& level : options.levels) level.importance_strength = 1;
+  const auto codec = MakeCodec(spec, FitSynthetic(spec, options, MakeMaterial(spec, texts, false)));
+  const SyntheticText text = MakeText(spec, 32, 99);
+  CodedText coded = EncodeText(*codec, spec, text, Quality::kHigh);
+  std::vector<float> importance(16, 1);
+  const auto encode = [&] {
+    coded.blocks[1].importance = importance;
+    coded.encoded[1] = (*codec->Encode({&coded.blocks[1], 1}, Quality::kHigh))[0];
+    return coded.encoded[1].body;
+  };
+  const auto error_of = [&](std::size_t token) {
+    const std::vector<std::vector<float>> exact = ValuesOf(spec, coded.raw[1]);
+    const std::vector<std::vector<float>> restored =
+        ValuesOf(spec, DecodeOne(*codec, coded, 1, Quality::kHigh));
+    double error = 0;
+    for (std::size_t p = 0; p < exact.size(); ++p) {
+      const std::size_t components = exact[p].size() / 16;
+      for (std::size_t c = token * components; c < (token + 1) * components; ++c) {
+        error += std::pow(exact[p][c] - restored[p][c], 2);
+      }
+    }
+    return error;
+  };
+  const std::vector<std::byte> average = encode();
+  const double error = error_of(5);
+  importance[5] = 16;
+  EXPECT_GT(encode().size(), average.size());
+  EXPECT_LT(error_of(5), error / 4);
+  importance[5] = 1 / 16.0f;
+  EXPECT_LT(encode().size(), average.size());
+  EXPECT_GT(error_of(5), error * 4);
+  for (const float none : {0.0f, -1.0f, kNan}) {
+    importance[5] = none;
+    EXPECT_EQ(encode(), average);
+  }
+}
+
 TEST(ResidualCodecTest, LayersDecodeWithTheSectionsThatTheyNeed) {
   const ModelSpec spec = WithBlocks(SyntheticSpec({{6, 2, 8, 8}}), 512);
   const auto codec = MakeCodec(spec, PlainProfile(spec));

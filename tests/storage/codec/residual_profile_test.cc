@@ -285,7 +285,7 @@ TEST(InputPlanesTest, AreThoseThatAreDecodedBefore) {
   EXPECT_EQ(inputs(6, {PredictorInput::kLayerBelow}), (Planes{4, 5}));
   EXPECT_EQ(inputs(6, {PredictorInput::kSameLayerK}), Planes{});
   EXPECT_EQ(inputs(7, {PredictorInput::kTwoBelow, PredictorInput::kFirstLayer,
-                       PredictorInput::kSameLayerK, PredictorInput::kNextExpected}),
+                       PredictorInput::kSameLayerK}),
             (Planes{2, 3, 0, 1, 6}));
   const std::vector<PlaneShape> latents = PlanesOf(SyntheticSpec({{3, 1, 2, 0}}));
   EXPECT_EQ(
