@@ -129,6 +129,16 @@ class SmolLM2:
         return TokenScores(np.concatenate(next_log_probs), np.concatenate(top_ids),
                            np.concatenate(top_log_probs))
 
+    def first_layer_kv(self) -> np.ndarray:
+        """K before RoPE and V of layer 0 for each token of the vocabulary, on which alone they depend.
+
+        float32 [vocab, 2 (K, V), KV heads * head_dim], not rounded.
+        """
+        config, weights = self.config, self._weights
+        kv_width = config.kv_head_count * config.head_dim
+        normed = self._norm(weights.embedding, 0)
+        return (normed @ weights.qkv[0][-2 * kv_width:].T).reshape(len(normed), 2, kv_width)
+
     def step(self, cache: KvCache, token_id: int) -> np.ndarray:
         """Appends one token and returns the logits after it, [vocab].
 

@@ -348,6 +348,15 @@ inline CodedText EncodeText(const ResidualCodec& codec, const ModelSpec& spec,
   return coded;
 }
 
+inline std::vector<std::byte> DecodeOne(const ResidualCodec& codec, const CodedText& coded,
+                                        std::size_t block, Quality quality) {
+  std::vector<std::byte> raw(coded.raw[block].size(), std::byte{0xAA});
+  const BlockToDecode to_decode = coded.ToDecode(block, quality, raw);
+  const absl::Status status = codec.Decode({&to_decode, 1});
+  EXPECT_TRUE(status.ok()) << status;
+  return raw;
+}
+
 // By how much a restored row may be off: [component] of one plane, K before RoPE. A value is the
 // integer below its target or the one above, moved by a restored offset, in steps of 2^(-e/4) of
 // the base step; e is -kExponentMax at least. 1/1000 of a step is for the rounding of float32.

@@ -1,0 +1,406 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/byte_reader.h"
+#include "storage/base/check.h"
+#include "storage/base/status_macros.h"
+#include "storage/codec/codec_kernels.h"
+#include "storage/codec/coded_body.h"
+#include "storage/codec/frame.h"
+#include "storage/codec/residual_state.h"
+
+namespace kvtrie {
+namespace {
+
+constexpr std::size_t kExactBytesMax = kSectionBytesMax / 4;
+
+// Targets beyond it are taken for out of range.
+constexpr float kTargetMax = 1 << 22;
+
+// So many base steps may a value have that its level does not code. Most are far below one; at this
+// bound one adds a tenth to the error of its token.
+constexpr float kDroppedMax = 16;
+
+}  // namespace
+
+// Codes blocks that share a batch.
+class ResidualCodec::Encoder {
+ public:
+  Encoder(const State& state, const PreparedLevel& level, std::span<const BlockToEncode> blocks);
+  absl::StatusOr<std::vector<EncodedBlock>> Run();
+
+ private:
+  struct Coded {
+    const BlockToEncode* block = nullptr;
+    std::size_t first_row = 0;
+    RopeAngles angles;
+    std::vector<std::uint16_t> exact;  // tokens that are kept as they are, ascending
+    bool first_from_profile = false;
+    std::vector<LaneMask> active;      // [group]
+    std::vector<ResidualCarry> carry;  // [group]
+    RansEncoder encoder;
+    std::size_t steps = 0;
+    std::vector<std::size_t> layer_steps;  // steps up to the end of each layer
+  };
+
+  bool FirstTokenIsOfProfile(const Coded& coded) const;
+  void KeepExact(Coded& coded, std::size_t token);
+  // False: tokens were found whose values are out of range; they are exact from now on.
+  bool CodePlanes();
+  bool CodeExactPlanes();
+  void StartCoding();
+  void ChooseExponents();
+  // Whether so many tokens are exact that the block is better stored losslessly.
+  bool IsLost(const Coded& coded) const;
+  absl::StatusOr<EncodedBlock> Finish(Coded& coded);
+
+  const State& state_;
+  const PreparedLevel& level_;
+  std::vector<Coded> coded_;
+  std::size_t row_count_ = 0;
+  std::vector<std::vector<float>> rows_;              // [plane][row][component]
+  std::vector<std::vector<std::int32_t>> exponents_;  // [plane][row group][group][lane]
+};
+
+ResidualCodec::Encoder::Encoder(const State& state, const PreparedLevel& level,
+                                std::span<const BlockToEncode> blocks)
+    : state_(state), level_(level) {
+  const KvGeometry& geometry = state.geometry;
+  for (const BlockToEncode& block : blocks) {
+    Coded& coded = coded_.emplace_back();
+    coded.block = &block;
+    coded.first_row = row_count_;
+    coded.angles = state.raw_kv.AnglesAt(block.first_position);
+    row_count_ += GroupsOf(geometry.block_tokens()) * kLanes;
+  }
+  std::vector<std::vector<bool>> extreme(coded_.size(), std::vector<bool>(geometry.block_tokens()));
+  for (const PlaneShape& plane : state.profile.planes) {
+    const KvKind kind = plane.is_v ? KvKind::kV : KvKind::kK;
+    std::vector<float>& rows = rows_.emplace_back(row_count_ * plane.components());
+    for (std::size_t b = 0; b < coded_.size(); ++b) {
+      const Coded& coded = coded_[b];
+      state.raw_kv.ReadRows(
+          coded.block->raw, plane.layer, kind, coded.angles,
+          std::span(rows).subspan(coded.first_row * plane.components(),
+                                  std::size_t{geometry.block_tokens()} * plane.components()));
+      for (const std::uint32_t token :
+           state.raw_kv.ExtremeTokens(coded.block->raw, plane.layer, kind)) {
+        extreme[b][token] = true;
+      }
+    }
+  }
+  for (std::size_t b = 0; b < coded_.size(); ++b) {
+    Coded& coded = coded_[b];
+    coded.first_from_profile =
+        level.quality != Quality::kExact && !extreme[b][0] && FirstTokenIsOfProfile(coded);
+    if (coded.block->first_position == 0 && !coded.first_from_profile) extreme[b][0] = true;
+    for (std::size_t t = 0; t < extreme[b].size(); ++t) {
+      if (extreme[b][t]) KeepExact(coded, t);
+    }
+  }
+}
+
+// The first token attends to itself only, so its KV is a constant of the model.
+bool ResidualCodec::Encoder::FirstTokenIsOfProfile(const Coded& coded) const {
+  const ResidualProfile& profile = state_.profile;
+  if (coded.block->first_position != 0 || !profile.has_first_token ||
+      coded.block->tokens[0] != profile.first_token) {
+    return false;
+  }
+  std::size_t at = 0;
+  double error = 0, energy = 0;
+  for (std::uint32_t plane = 0; plane < profile.planes.size(); ++plane) {
+    const std::size_t components = profile.planes[plane].components();
+    const float* const row = rows_[plane].data() + coded.first_row * components;
+    for (std::size_t c = 0; c < components; ++c, ++at) {
+      const double difference = double{row[c]} - profile.first_rows[at];
+      error += difference * difference;
+      energy += double{row[c]} * row[c];
+    }
+  }
+  // The roundings of one dtype in two engines differ by that much.
+  return error <= 1e-4 * energy;
+}
+
+void ResidualCodec::Encoder::KeepExact(Coded& coded, std::size_t token) {
+  const auto at = static_cast<std::uint16_t>(token);
+  const auto place = std::lower_bound(coded.exact.begin(), coded.exact.end(), at);
+  if (place != coded.exact.end() && *place == at) return;
+  coded.exact.insert(place, at);
+  for (std::size_t plane = 0; plane < rows_.size(); ++plane) {
+    const std::size_t components = state_.profile.planes[plane].components();
+    std::fill_n(
+        rows_[plane].begin() + static_cast<std::ptrdiff_t>((coded.first_row + token) * components),
+        components, 0.0f);
+  }
+}
+
+void ResidualCodec::Encoder::StartCoding() {
+  for (Coded& coded : coded_) {
+    std::vector<std::uint16_t> kept_out = coded.exact;
+    if (coded.first_from_profile) kept_out.push_back(0);
+    coded.active = ActiveLanes(state_.geometry.block_tokens(), kept_out);
+    if (IsLost(coded)) std::fill(coded.active.begin(), coded.active.end(), LaneMask{0});
+    coded.carry.assign(coded.active.size(), {});
+    coded.encoder = {};
+    coded.steps = 0;
+    coded.layer_steps.assign(state_.geometry.layer_count(), 0);
+  }
+}
+
+bool ResidualCodec::Encoder::CodePlanes() {
+  const ResidualProfile& profile = state_.profile;
+  const ResidualTables tables = state_.TablesOf(level_);
+  StartCoding();
+
+  RestoredCodes codes(profile.planes.size(), row_count_);
+  bool in_range = true;
+  std::vector<std::uint32_t> records;
+  for (std::uint32_t plane = 0; plane < profile.planes.size(); ++plane) {
+    const PlaneShape& shape = profile.planes[plane];
+    const PlaneProfile& of = profile.plane_profiles[plane];
+    const PlaneTransform& transform = state_.transforms[plane];
+    const LevelPlane& coded_plane = level_.planes[plane];
+    const ResidualPlane symbols = coded_plane.Symbols();
+    const std::size_t components = shape.components();
+
+    std::vector<float> restored(row_count_ * components);
+    transform.Predict(codes, restored);
+    if (shape.layer == 0) {
+      for (const Coded& coded : coded_) {
+        PredictFromTokens(profile, plane, coded.block->tokens,
+                          std::span(restored).subspan(coded.first_row * components));
+      }
+    }
+    std::vector<float> residual(restored.size());
+    for (std::size_t i = 0; i < residual.size(); ++i) residual[i] = rows_[plane][i] - restored[i];
+    std::vector<float> values(row_count_ * components);
+    transform.Analyze(residual, values);
+
+    const std::size_t coded_count = coded_plane.coded_count();
+    std::vector<float> targets(coded_count * kLanes), coded_values(coded_count * kLanes);
+    records.resize((profile.group_count + coded_count * kResidualStepsMax) * kLanes);
+    for (Coded& coded : coded_) {
+      for (std::size_t group = 0; group < coded.active.size(); ++group) {
+        const std::size_t first_row = coded.first_row + group * kLanes;
+        float* const group_values = values.data() + first_row * components;
+        coded_plane.Gather(group_values, components, 1 / level_.step, targets.data());
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+          if ((coded.active[group] >> lane & 1) == 0) continue;
+          bool fits =
+              coded_plane.MayDrop(group_values + lane * components, level_.step * kDroppedMax);
+          for (std::size_t c = 0; fits && c < coded_count; ++c) {
+            fits = std::abs(targets[c * kLanes + lane]) < kTargetMax;
+          }
+          if (fits) continue;
+          KeepExact(coded, group * kLanes + lane);
+          in_range = false;
+        }
+        const std::size_t steps = Kernels().residual_encode(
+            tables, symbols, coded.active[group],
+            exponents_[plane].data() + first_row * profile.group_count, targets.data(),
+            &coded.carry[group], coded_values.data(), records.data());
+        std::copy_n(records.data(), steps * kLanes, coded.encoder.AddSteps(steps));
+        coded.steps += steps;
+        std::fill_n(group_values, kLanes * components, 0.0f);
+        coded_plane.Scatter(coded_values.data(), level_.step, group_values, components);
+      }
+      coded.layer_steps[shape.layer] = coded.steps;
+    }
+    if (!in_range) return false;
+    transform.AddResidual(values, restored);
+    codes.Add(plane, of, shape, restored);
+  }
+  return true;
+}
+
+bool ResidualCodec::Encoder::CodeExactPlanes() {
+  const ResidualProfile& profile = state_.profile;
+  const ResidualTables tables = state_.TablesOf(level_);
+  const PredictedFormat& format = *state_.exact_format;
+  StartCoding();
+  RestoredCodes codes(profile.planes.size(), row_count_);
+  bool in_range = true;
+  std::vector<std::uint32_t> records;
+  for (std::uint32_t plane = 0; plane < profile.planes.size(); ++plane) {
+    const PlaneShape& shape = profile.planes[plane];
+    const PlaneProfile& of = profile.plane_profiles[plane];
+    const std::size_t components = shape.components();
+    const PredictedPlane cells = state_.CellsOf(plane);
+    std::vector<float> predicted(row_count_ * components);
+    state_.transforms[plane].Predict(codes, predicted);
+    std::vector<float> predictions(components * kLanes);
+    std::vector<std::uint32_t> numbers(components * kLanes);
+    records.resize(components * kPredictedStepsMax * kLanes);
+    for (Coded& coded : coded_) {
+      state_.PredictExact(plane, coded.block->tokens, coded.angles, coded.first_row, predicted);
+      for (std::size_t group = 0; group < coded.active.size(); ++group) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+          const std::size_t token = group * kLanes + lane;
+          const bool active = (coded.active[group] >> lane & 1) != 0;
+          const float* const row = predicted.data() + (coded.first_row + token) * components;
+          for (std::size_t c = 0; c < components; ++c) {
+            const std::uint32_t number =
+                active ? state_.LoadNumber(coded.block->raw, plane, token, c) : 0;
+            numbers[c * kLanes + lane] = number;
+            predictions[c * kLanes + lane] = row[c];
+            if (active && !state_.IsInCells(plane, c, number)) {
+              KeepExact(coded, token);
+              in_range = false;
+            }
+          }
+        }
+        if (!in_range) continue;
+        const std::size_t steps = Kernels().predicted_encode(
+            tables, format, cells, coded.active[group], coded.carry[group].shift,
+            predictions.data(), numbers.data(), records.data());
+        std::copy_n(records.data(), steps * kLanes, coded.encoder.AddSteps(steps));
+        coded.steps += steps;
+      }
+      coded.layer_steps[shape.layer] = coded.steps;
+    }
+    if (!in_range) return false;
+    codes.Add(plane, of, shape, rows_[plane]);
+  }
+  return true;
+}
+
+bool ResidualCodec::Encoder::IsLost(const Coded& coded) const {
+  const KvGeometry& geometry = state_.geometry;
+  // The first section holds the exact tokens.
+  return coded.exact.size() * (TokenBytes(geometry) + sizeof(std::uint16_t)) > kExactBytesMax ||
+         coded.exact.size() > std::max<std::size_t>(geometry.block_tokens() / 4, 1);
+}
+
+absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
+  const KvGeometry& geometry = state_.geometry;
+  if (IsLost(coded)) {
+    return EncodedBlock{.body = {},
+                        .section_bytes = {},
+                        .exact_tokens = static_cast<std::uint32_t>(coded.exact.size())};
+  }
+  std::vector<std::byte> entropy;
+  std::vector<std::size_t> layer_bytes;
+  KV_RETURN_IF_ERROR(coded.encoder.Finish(entropy, coded.layer_steps, layer_bytes));
+
+  EncodedBlock encoded;
+  encoded.exact_tokens = static_cast<std::uint32_t>(coded.exact.size());
+  const std::size_t exact_bytes =
+      coded.exact.size() * (sizeof(std::uint16_t) + TokenBytes(geometry));
+  layer_bytes.back() = entropy.size();
+  encoded.section_bytes = CutSections(layer_bytes);
+  std::vector<std::uint16_t> layers_of_section;
+  std::size_t section_end = 0;
+  for (const std::uint32_t bytes : encoded.section_bytes) {
+    section_end += bytes;
+    layers_of_section.push_back(static_cast<std::uint16_t>(
+        std::upper_bound(layer_bytes.begin(), layer_bytes.end(), section_end) -
+        layer_bytes.begin()));
+  }
+  // The head goes with the first section, or is one of its own where both are too long for that.
+  const auto head_bytes = [&] {
+    return kFrameBindingBytes + kResidualHeadBytes + 2 * layers_of_section.size() + exact_bytes;
+  };
+  if (head_bytes() + encoded.section_bytes[0] > kSectionBytesMax) {
+    encoded.section_bytes.insert(encoded.section_bytes.begin(), 0);
+    layers_of_section.insert(layers_of_section.begin(), 0);
+  }
+  encoded.section_bytes[0] += static_cast<std::uint32_t>(head_bytes());
+
+  ByteWriter writer;
+  writer.Write(static_cast<std::uint8_t>(coded.first_from_profile ? kFirstTokenFromProfile : 0));
+  writer.Write(std::uint8_t{0});
+  writer.Write(static_cast<std::uint16_t>(coded.exact.size()));
+  writer.Write(static_cast<std::uint16_t>(layers_of_section.size()));
+  for (const std::uint16_t layers : layers_of_section) writer.Write(layers);
+  for (const std::uint16_t token : coded.exact) writer.Write(token);
+  for (const std::uint16_t token : coded.exact) {
+    ForEachPiece(geometry, token, [&](std::size_t offset, std::size_t bytes) {
+      writer.WriteText(AsText(coded.block->raw.subspan(offset, bytes)));
+    });
+  }
+  const std::string head = writer.Take();
+  encoded.body.resize(kFrameBindingBytes + head.size() + entropy.size());
+  WriteFrameBinding({.first_position = coded.block->first_position,
+                     .tokens_crc32c = TokensCrc(coded.block->tokens),
+                     .profile = state_.id},
+                    std::span(encoded.body).first(kFrameBindingBytes));
+  std::memcpy(encoded.body.data() + kFrameBindingBytes, head.data(), head.size());
+  std::memcpy(encoded.body.data() + kFrameBindingBytes + head.size(), entropy.data(),
+              entropy.size());
+  return encoded;
+}
+
+void ResidualCodec::Encoder::ChooseExponents() {
+  if (state_.importance.has_value() && level_.quality != Quality::kExact) {
+    std::vector<std::uint32_t> tokens_behind(row_count_, 1);
+    for (const Coded& coded : coded_) {
+      const BlockToEncode& block = *coded.block;
+      for (std::uint32_t t = 0; t < block.tokens.size(); ++t) {
+        const std::uint32_t position = block.first_position + t;
+        tokens_behind[coded.first_row + t] =
+            block.session_tokens > position ? block.session_tokens - position : 1;
+      }
+    }
+    const auto features = state_.importance->Features(rows_, tokens_behind);
+    exponents_ = state_.importance->Exponents(features, row_count_, level_.importance_strength);
+  } else {
+    for (std::uint32_t plane = 0; plane < rows_.size(); ++plane) {
+      exponents_.emplace_back(row_count_ * state_.profile.group_count, 0);
+    }
+  }
+  if (level_.quality == Quality::kExact) return;
+  const std::size_t groups = state_.profile.group_count;
+  for (const Coded& coded : coded_) {
+    for (std::size_t t = 0; t < coded.block->importance.size(); ++t) {
+      const std::int32_t exponent =
+          ExponentOf(coded.block->importance[t], level_.importance_strength);
+      const std::size_t row = coded.first_row + t;
+      for (std::vector<std::int32_t>& of_plane : exponents_) {
+        for (std::size_t group = 0; group < groups; ++group) {
+          of_plane[(row / kLanes * groups + group) * kLanes + row % kLanes] = exponent;
+        }
+      }
+    }
+  }
+}
+
+absl::StatusOr<std::vector<EncodedBlock>> ResidualCodec::Encoder::Run() {
+  ChooseExponents();
+  // Each time over, a token more is exact.
+  while (!(level_.quality == Quality::kExact ? CodeExactPlanes() : CodePlanes())) {
+  }
+  std::vector<EncodedBlock> encoded;
+  for (Coded& coded : coded_) {
+    KV_ASSIGN_OR_RETURN(encoded.emplace_back(), Finish(coded));
+  }
+  return encoded;
+}
+
+absl::StatusOr<std::vector<EncodedBlock>> ResidualCodec::Encode(
+    std::span<const BlockToEncode> blocks, Quality quality) const {
+  const PreparedLevel* const level = state_->FindLevel(quality);
+  if (level == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("profile ", state_->id.ToHex(), " has no level of this quality"));
+  }
+  const KvGeometry& geometry = state_->geometry;
+  for (const BlockToEncode& block : blocks) {
+    KV_CHECK(block.tokens.size() == geometry.block_tokens());
+    KV_CHECK(block.raw.size() == geometry.raw_block_bytes());
+    KV_CHECK(block.importance.empty() || block.importance.size() == block.tokens.size());
+  }
+  std::vector<EncodedBlock> encoded;
+  const std::size_t at_once = state_->BlocksAtOnce();
+  for (std::size_t at = 0; at < blocks.size(); at += at_once) {
+    KV_ASSIGN_OR_RETURN(
+        std::vector<EncodedBlock> batch,
+        Encoder(*state_, *level, blocks.subspan(at, std::min(at_once, blocks.size() - at))).Run());
+    std::move(batch.begin(), batch.end(), std::back_inserter(encoded));
+  }
+  return encoded;
+}
+}  // namespace kvtrie

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "storage/codec/importance.h"
+#include "storage/codec/plane_transform.h"
+#include "storage/codec/predicted_entropy.h"
+#include "storage/codec/rans.h"
+#include "storage/codec/raw_kv.h"
+#include "storage/codec/residual_codec.h"
+#include "storage/codec/residual_entropy.h"
+#include "storage/codec/residual_level.h"
+
+// What residual_encoder.cc and residual_decoder.cc share. For no one else.
+namespace kvtrie {
+
+// Of a body (RESIDUAL.md), behind the prologue that all coded bodies share: u8 flags, u8 zero, u16
+// tokens kept exact, u16 sections; then for each section u16 layers that are complete with it; then
+// the exact tokens, u16 each; their raw bytes; the entropy-coded rest.
+inline constexpr std::uint8_t kFirstTokenFromProfile = 1;
+inline constexpr std::size_t kResidualHeadBytes = 6;  // up to the counts
+
+// One level of a profile, ready to code.
+struct PreparedLevel {
+  Quality quality;
+  float step;
+  float importance_strength;
+  std::vector<float> thresholds;
+  std::vector<LevelPlane> planes;
+};
+
+// A profile, ready to code with. Prepare() comes first, then all is immutable.
+struct ResidualCodec::State {
+  State(const ModelSpec& spec, const ProfileId& profile_id, const ResidualProfile& from);
+
+  absl::Status Prepare(const ModelSpec& spec);
+  const PreparedLevel* FindLevel(Quality quality) const;
+  std::size_t BlocksAtOnce() const;
+  ResidualTables TablesOf(const PreparedLevel& level) const;
+
+  PredictedPlane CellsOf(std::uint32_t plane) const;
+  // Turns predictions of a block's rows, [row][component] of a batch, into those of its numbers.
+  void PredictExact(std::uint32_t plane, std::span<const TokenId> tokens, const RopeAngles& angles,
+                    std::size_t first_row, std::vector<float>& rows) const;
+  // A number of a raw block, as bits.
+  std::size_t NumberAt(std::uint32_t plane, std::size_t token, std::size_t component) const;
+  std::uint32_t LoadNumber(std::span<const std::byte> raw, std::uint32_t plane, std::size_t token,
+                           std::size_t component) const;
+  void StoreNumber(std::span<std::byte> raw, std::uint32_t plane, std::size_t token,
+                   std::size_t component, std::uint32_t bits) const;
+  bool IsInCells(std::uint32_t plane, std::size_t component, std::uint32_t bits) const;
+
+  const KvGeometry geometry;
+  const RawKv raw_kv;
+  const RopePairs rope_pairs;
+  const ProfileId id;
+  const ResidualProfile profile;
+  // For exact frames; no value: the dtype is not one of those.
+  const std::optional<PredictedFormat> exact_format;
+  std::vector<std::vector<std::int8_t>> cell_exponents;  // [plane], within the format
+  RansTables tables{0};
+  std::vector<std::uint32_t> expected;
+  std::vector<std::uint32_t> carried;
+  std::vector<std::uint32_t> limits;
+  std::vector<PlaneTransform> transforms;
+  std::vector<PreparedLevel> levels;
+  std::optional<ImportanceEstimator> importance;
+};
+
+// Rows of a block in groups of 16 tokens.
+inline std::size_t GroupsOf(std::size_t tokens) { return (tokens + kLanes - 1) / kLanes; }
+
+std::uint32_t TokensCrc(std::span<const TokenId> tokens);
+
+// [group]: lanes beyond the block's tokens, and those of `kept_out`, code nothing.
+std::vector<LaneMask> ActiveLanes(std::size_t token_count, std::span<const std::uint16_t> kept_out);
+
+// The bytes of one token, layer by layer, K then V.
+std::size_t TokenBytes(const KvGeometry& geometry);
+template <typename Copy>  // copy(offset in the block, bytes)
+void ForEachPiece(const KvGeometry& geometry, std::size_t token, Copy copy) {
+  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
+    for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
+      const std::size_t bytes = geometry.kind_bytes(layer, kind) / geometry.block_tokens();
+      copy(geometry.kind_begin(layer, kind) + token * bytes, bytes);
+    }
+  }
+}
+
+}  // namespace kvtrie
