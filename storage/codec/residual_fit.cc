@@ -2,7 +2,6 @@
 
 #include <Eigen/Dense>
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -12,14 +11,13 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/check.h"
 #include "storage/base/status_macros.h"
-#include "storage/codec/codec_kernels.h"
 #include "storage/codec/importance.h"
 #include "storage/codec/plane_transform.h"
 #include "storage/codec/profile_header.h"
-#include "storage/codec/rans.h"
 #include "storage/codec/raw_kv.h"
 #include "storage/codec/residual_entropy.h"
 #include "storage/codec/residual_level.h"
+#include "storage/codec/symbol_fit.h"
 
 namespace kvtrie {
 namespace {
@@ -36,61 +34,6 @@ constexpr int kScaleIndexMin = 24;
 constexpr double kReportedShare = 0.01;
 
 Eigen::Index Index(std::size_t size) { return static_cast<Eigen::Index>(size); }
-
-// Encoder tables that leave in a record which symbol of which table it is, instead of its code.
-constexpr std::uint32_t kTraceMark = 1u << 30;
-std::vector<std::uint32_t> TraceTables() {
-  std::vector<std::uint32_t> trace(kRansTablesMax << 8);
-  for (std::uint32_t i = 0; i < trace.size(); ++i) trace[i] = kTraceMark | i;
-  return trace;
-}
-
-// What was seen of the symbols, over planes and levels.
-struct SymbolStatistics {
-  std::vector<double> counts = std::vector<double>(std::size_t{kScaleClasses} * kResidualSymbols);
-  std::vector<double> offset_sums =
-      std::vector<double>(std::size_t{kScaleClasses} * kRestoredOffsets);
-  std::vector<double> offset_counts = offset_sums;
-  std::vector<double> magnitudes = std::vector<double>(kScaleIndexMax + 1);
-  std::vector<double> magnitude_counts = magnitudes;
-  std::vector<std::array<double, kExponentSymbols>> exponents;  // [plane]
-};
-
-// Laplace tables to start with.
-void SetFirstTables(ResidualProfile& profile, std::size_t exponent_tables) {
-  std::vector<std::uint32_t> counts(kResidualSymbols);
-  for (std::size_t c = 0; c < kScaleClasses; ++c) {
-    const double scale = std::exp2(static_cast<double>(c) / kClassesPerOctave - 8) / std::sqrt(2.0);
-    for (std::int32_t value = -kSymbolMax; value <= kSymbolMax; ++value) {
-      const double low = std::abs(value) - 0.5, high = std::abs(value) + 0.5;
-      const double share = value == 0 ? 1 - std::exp(-0.5 / scale)
-                                      : (std::exp(-low / scale) - std::exp(-high / scale)) / 2;
-      counts[static_cast<std::size_t>(value + kSymbolMax)] =
-          share > 0.5 / kRansFrequencySum || value == 0
-              ? 1 + static_cast<std::uint32_t>(share * 1e9)
-              : 0;
-    }
-    counts[kEscape] = 1;
-    NormalizeCounts(
-        counts,
-        std::span(profile.class_frequencies).subspan(c * kResidualSymbols, kResidualSymbols));
-  }
-  std::vector<std::uint32_t> deltas(kExponentSymbols);
-  for (std::size_t i = 0; i < kExponentSymbols; ++i) {
-    deltas[i] = 1 + static_cast<std::uint32_t>(
-                        1e4 * std::exp2(-std::abs(static_cast<double>(i) - kExponentDeltaMax)));
-  }
-  for (std::size_t t = 0; t < exponent_tables; ++t) {
-    NormalizeCounts(
-        deltas,
-        std::span(profile.exponent_frequencies).subspan(t * kExponentSymbols, kExponentSymbols));
-  }
-  for (std::size_t i = 0; i <= kScaleIndexMax; ++i) {
-    const double scale = std::exp2(static_cast<double>(i) / 8 - 8);
-    const double expected = 0.72 * scale * std::exp(-0.45 / scale);
-    profile.expected[i] = static_cast<std::uint16_t>(std::min(expected, 255.0) * 16);
-  }
-}
 
 class Fit {
  public:
@@ -109,15 +52,12 @@ class Fit {
   void ComputeExponents();
 
   // One level over all samples. `fit`: predictions and bases too.
-  void Pass(std::size_t level, bool fit, SymbolStatistics& statistics);
+  void Pass(std::size_t level, bool fit, SymbolFit& symbols);
   void ReadPlane(std::uint32_t plane, std::vector<float>& rows) const;
   void FitPrediction(std::uint32_t plane, const std::vector<float>& rows,
                      const RestoredCodes& codes);
   void FitBasis(std::uint32_t plane, const std::vector<float>& residual);
   void FitScales(std::uint32_t plane, std::size_t level, const std::vector<float>& values);
-  void Code(std::uint32_t plane, std::size_t level, std::vector<float>& values,
-            SymbolStatistics& statistics);
-  void SetTables(const SymbolStatistics& statistics);
   void FitCells();
   void Report(std::string_view what, double share_of_step);
 
@@ -305,7 +245,7 @@ absl::Status Fit::Open() {
         options_.energy_prior * std::exp2(options_.energy_carried * shift / 8) + 0.5;
     profile_.carried.push_back(static_cast<std::uint16_t>(std::min(energy, 65535.0)));
   }
-  SetFirstTables(profile_, exponent_tables);
+  SetFirstTables(profile_);
   return absl::OkStatus();
 }
 
@@ -613,87 +553,7 @@ void Fit::FitScales(std::uint32_t plane, std::size_t level, const std::vector<fl
   }
 }
 
-void Fit::Code(std::uint32_t plane, std::size_t level, std::vector<float>& values,
-               SymbolStatistics& statistics) {
-  static const std::vector<std::uint32_t> trace = TraceTables();
-  const ResidualLevel& of_level = profile_.levels[level];
-  const LevelPlane coded(profile_, plane, level);
-  const std::vector<float> thresholds = RateThresholds(profile_, of_level.rate_weight);
-  const std::vector<std::uint32_t> expected(profile_.expected.begin(), profile_.expected.end());
-  const std::vector<std::uint32_t> carried(profile_.carried.begin(), profile_.carried.end());
-  // All symbols may be seen, so that tables can be made for them.
-  const std::vector<std::uint32_t> limits(kScaleClasses, kSymbolMax);
-  const ResidualTables tables = {.decode = nullptr,
-                                 .encode = trace.data(),
-                                 .expected = expected.data(),
-                                 .offsets = profile_.offsets.data(),
-                                 .thresholds = thresholds.data(),
-                                 .limits = limits.data(),
-                                 .carried = carried.data(),
-                                 .prior = profile_.prior};
-  const ResidualPlane symbols = coded.Symbols();
-  const std::size_t width = profile_.planes[plane].components();
-  const std::size_t coded_count = coded.coded_count();
-  std::vector<float> targets(coded_count * kLanes), restored(coded_count * kLanes);
-  std::vector<std::uint32_t> records((symbols.group_count + coded_count * kResidualStepsMax) *
-                                     kLanes);
-  const std::vector<std::int32_t>& exponents = exponents_[level][plane];
-
-  for (std::size_t group = 0; group < active_.size(); ++group) {
-    float* const of_group = values.data() + group * kLanes * width;
-    coded.Gather(of_group, width, 1 / of_level.step, targets.data());
-    const std::size_t steps = Kernels().residual_encode(
-        tables, symbols, active_[group], exponents.data() + group * kLanes * symbols.group_count,
-        targets.data(), &carry_[group], restored.data(), records.data());
-
-    std::size_t component = 0;
-    for (std::size_t step = 0; step < steps; ++step) {
-      const std::uint32_t* const record = records.data() + step * kLanes;
-      if (step < symbols.group_count) {
-        for (std::size_t lane = 0; lane < kLanes; ++lane) {
-          if ((record[lane] & kTraceMark) != 0) ++statistics.exponents[plane][record[lane] & 0xFF];
-        }
-        continue;
-      }
-      bool is_symbol = false;
-      for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        if ((record[lane] & kTraceMark) == 0) continue;
-        is_symbol = true;
-        const std::uint32_t table = (record[lane] & ~kTraceMark) >> 8;
-        const std::uint32_t symbol = record[lane] & 0xFF;
-        ++statistics.counts[table * kResidualSymbols + symbol];
-        std::int32_t exponent = 0;
-        if (symbols.group_count > 0) {
-          exponent =
-              exponents[(group * symbols.group_count + symbols.groups[component]) * kLanes + lane];
-        }
-        const float size = std::abs(targets[component * kLanes + lane]) *
-                           std::exp2(static_cast<float>(exponent) / 4);
-        const auto value =
-            static_cast<std::size_t>(std::abs(static_cast<std::int32_t>(symbol) - kSymbolMax));
-        const auto scale = static_cast<std::size_t>(
-            std::clamp(static_cast<std::int32_t>(symbols.scales[component]) + 2 * exponent, 0,
-                       kScaleIndexMax));
-        const float magnitude = std::abs(restored[component * kLanes + lane]) *
-                                std::exp2(static_cast<float>(exponent) / 4);
-        statistics.magnitudes[scale] += std::min(std::nearbyint(magnitude), 255.0f);
-        ++statistics.magnitude_counts[scale];
-        if (symbol == kEscape || value == 0) continue;
-        const std::size_t at = table * kRestoredOffsets + std::min(value, kRestoredOffsets) - 1;
-        // Where low bits are sent, the symbol is not the value.
-        if (std::abs(size - static_cast<float>(value)) > 1) continue;
-        statistics.offset_sums[at] += size - static_cast<float>(value);
-        ++statistics.offset_counts[at];
-      }
-      if (is_symbol) ++component;
-      if (!is_symbol && active_[group] == 0) break;
-    }
-    std::fill_n(of_group, kLanes * width, 0.0f);
-    coded.Scatter(restored.data(), of_level.step, of_group, width);
-  }
-}
-
-void Fit::Pass(std::size_t level, bool fit, SymbolStatistics& statistics) {
+void Fit::Pass(std::size_t level, bool fit, SymbolFit& symbols) {
   carry_.assign(active_.size(), {});
   RestoredCodes codes(profile_.planes.size(), row_count_);
   std::vector<float> rows;
@@ -732,7 +592,7 @@ void Fit::Pass(std::size_t level, bool fit, SymbolStatistics& statistics) {
     std::vector<float> values(row_count_ * shape.components());
     transform->Analyze(residual, values);
     FitScales(plane, level, values);
-    Code(plane, level, values, statistics);
+    symbols.Code(profile_, plane, level, active_, exponents_[level][plane], carry_, values);
     transform->AddResidual(values, restored);
     codes.Add(plane, of, shape, restored);
     Report(fit ? "predictors" : "tables",
@@ -777,67 +637,6 @@ void Fit::FitCells() {
   }
 }
 
-void Fit::SetTables(const SymbolStatistics& statistics) {
-  std::vector<std::uint32_t> counts(kResidualSymbols);
-  std::vector<double> shares(kResidualSymbols);
-  for (std::size_t c = 0; c < kScaleClasses; ++c) {
-    // Symmetric, with a little of the neighbours'.
-    double total = 0;
-    for (std::size_t symbol = 0; symbol < kResidualSymbols; ++symbol) {
-      const auto seen = [&](std::size_t of_class) {
-        const double* const from = statistics.counts.data() + of_class * kResidualSymbols;
-        return symbol == kEscape ? from[symbol]
-                                 : (from[symbol] + from[2 * kSymbolMax - symbol]) / 2;
-      };
-      double smoothed = seen(c);
-      if (c > 0) smoothed += 0.05 * seen(c - 1);
-      if (c + 1 < kScaleClasses) smoothed += 0.05 * seen(c + 1);
-      shares[symbol] = smoothed;
-      total += smoothed;
-    }
-    // What would take more of a table than its share is escaped.
-    for (std::size_t symbol = 0; symbol < kResidualSymbols; ++symbol) {
-      const double share = shares[symbol] / std::max(total, 1.0);
-      const bool kept =
-          symbol == kEscape || symbol == kSymbolMax || share > 0.5 / kRansFrequencySum;
-      counts[symbol] = kept ? 1 + static_cast<std::uint32_t>(share * 1e9) : 0;
-    }
-    NormalizeCounts(
-        counts,
-        std::span(profile_.class_frequencies).subspan(c * kResidualSymbols, kResidualSymbols));
-    for (std::size_t k = 0; k < kRestoredOffsets; ++k) {
-      const std::size_t at = c * kRestoredOffsets + k;
-      const double count = statistics.offset_counts[at];
-      profile_.offsets[at] =
-          static_cast<float>(std::clamp(statistics.offset_sums[at] / (count + 50), -0.45, 0.45));
-    }
-  }
-  std::vector<std::uint32_t> deltas(kExponentSymbols);
-  const std::size_t tables = profile_.exponent_frequencies.size() / kExponentSymbols;
-  for (std::size_t t = 0; t < tables; ++t) {
-    std::fill(deltas.begin(), deltas.end(), 1u);
-    for (std::size_t plane = 0; plane < profile_.planes.size(); ++plane) {
-      if (profile_.plane_profiles[plane].exponent_table != t) continue;
-      for (std::size_t i = 0; i < kExponentSymbols; ++i) {
-        deltas[i] += static_cast<std::uint32_t>(64 * statistics.exponents[plane][i]);
-      }
-    }
-    NormalizeCounts(
-        deltas,
-        std::span(profile_.exponent_frequencies).subspan(t * kExponentSymbols, kExponentSymbols));
-  }
-  // Where a scale was not seen, its neighbour's expectation goes on by an eighth of an octave.
-  for (std::size_t i = 0; i <= kScaleIndexMax; ++i) {
-    if (statistics.magnitude_counts[i] >= 1000) {
-      const double mean = statistics.magnitudes[i] / statistics.magnitude_counts[i];
-      profile_.expected[i] = static_cast<std::uint16_t>(std::clamp(mean * 16, 0.0, 255.0 * 16));
-    } else if (i > 0) {
-      profile_.expected[i] = static_cast<std::uint16_t>(
-          std::min(profile_.expected[i - 1] * std::exp2(0.125), 255.0 * 16));
-    }
-  }
-}
-
 absl::StatusOr<ResidualProfile> Fit::Run() {
   KV_RETURN_IF_ERROR(Open());
   const std::size_t level_count = options_.levels.size();
@@ -846,20 +645,18 @@ absl::StatusOr<ResidualProfile> Fit::Run() {
   ComputeExponents();
   done_ = 1;
   for (int round = 0; round < options_.rounds; ++round) {
-    SymbolStatistics statistics;
-    statistics.exponents.resize(profile_.planes.size());
+    SymbolFit symbols(profile_);
     if (round == 0) {
-      SymbolStatistics of_fit;
-      of_fit.exponents.resize(profile_.planes.size());
+      SymbolFit of_fit(profile_);
       Pass(options_.fitted_level, true, of_fit);
-      SetTables(of_fit);
+      of_fit.SetTables(profile_);
       done_ += 2;
     }
     for (std::size_t level = 0; level < level_count; ++level) {
-      Pass(level, false, statistics);
+      Pass(level, false, symbols);
       ++done_;
     }
-    SetTables(statistics);
+    symbols.SetTables(profile_);
   }
   FitCells();
   ++done_;
