@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/storage/codec/residual_fixture.h"
 
@@ -145,6 +146,59 @@ TEST_F(FrameCodecTest, AMissingProfileAndOtherTokensAreNamed) {
   EXPECT_EQ(other_tokens.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(std::string(other_tokens.message()).find("tokens"), std::string::npos);
 }
+
+// Shapes of models, from one head of one dimension to 32 of 576, K and V or one latent, layers of
+// several sizes.
+class FrameCodecShapesTest : public testing::TestWithParam<DType> {
+ protected:
+  static std::vector<std::vector<LayerRun>> Shapes() {
+    std::vector<std::vector<LayerRun>> shapes;
+    for (const std::uint32_t dim : {1, 40, 64, 80, 96, 112, 128, 132, 192, 256, 512, 576}) {
+      for (const std::uint32_t heads : {1, 2, 5, 7, 8, 32}) {
+        if (dim * heads <= 4096 || heads == 32) shapes.push_back({{2, heads, dim, dim}});
+      }
+      shapes.push_back({{2, 1, dim, 0}});
+    }
+    shapes.push_back({{1, 8, 256, 256}, {2, 1, 512, 256}, {1, 4, 64, 64}});
+    return shapes;
+  }
+};
+
+// Exact comes back bit for bit; unrated decodes, or is exact where it cannot be coded; a level
+// without a profile is exact.
+TEST_P(FrameCodecShapesTest, EveryShapeIsCodedOrFallsBack) {
+  for (const std::vector<LayerRun>& shape : Shapes()) {
+    const ModelSpec spec = WithBlocks(SyntheticSpec(shape, GetParam()), 3);
+    SCOPED_TRACE(absl::StrCat(shape[0].kv_heads, " heads of ", shape[0].k_head_dim));
+    const KvGeometry geometry(spec);
+    TestRandom random(shape[0].kv_heads * 1000 + shape[0].k_head_dim);
+    std::vector<std::byte> raw(geometry.raw_block_bytes());
+    // In the first two bytes of a number: magnitudes that a model has, and some that it has not.
+    for (std::byte& byte : raw) byte = static_cast<std::byte>(random.Below(3) * 0x3B);
+    const std::vector<TokenId> tokens = {1, 2, 3};
+    const BlockToEncode block = {
+        .first_position = 6, .session_tokens = 9, .tokens = tokens, .raw = raw};
+    const FrameCodec codec(spec, nullptr);
+    for (const Quality quality : {Quality::kExact, Quality::kHigh, Quality::kUnrated}) {
+      const auto frames = codec.Encode({&block, 1}, quality);
+      ASSERT_TRUE(frames.ok()) << frames.status();
+      const auto frame = FrameView::Parse((*frames)[0].bytes);
+      ASSERT_TRUE(frame.ok()) << frame.status();
+      ASSERT_TRUE(frame->VerifyBody().ok());
+      std::vector<std::byte> restored(raw.size(), std::byte{0xAA});
+      const FrameToDecode to_decode = {.frame = *frame, .tokens = tokens, .raw = restored};
+      const absl::Status status = codec.Decode({&to_decode, 1});
+      ASSERT_TRUE(status.ok()) << status;
+      if (quality != Quality::kUnrated) ASSERT_EQ(frame->quality(), Quality::kExact);
+      if (frame->quality() == Quality::kExact) ASSERT_EQ(restored, raw);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllDTypes, FrameCodecShapesTest,
+                         testing::Values(DType::kFloat32, DType::kFloat16, DType::kBfloat16,
+                                         DType::kFloat8E4m3, DType::kFloat8E5m2, DType::kInt8,
+                                         DType::kUint8));
 
 }  // namespace
 }  // namespace kvtrie
