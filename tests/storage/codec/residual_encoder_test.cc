@@ -198,6 +198,18 @@ TEST(ResidualExtremesTest, ABlockOfNoiseGivesAnEmptyBody) {
   }
 }
 
+// A basis that cannot be inverted has no values for a row: everything is exact then.
+TEST(ResidualExtremesTest, ASingularBasisGivesAnEmptyBody) {
+  const ModelSpec spec = WithBlocks(SyntheticSpec(), 16);
+  ResidualProfile profile = PlainProfile(spec);
+  std::fill_n(profile.plane_profiles[3].basis.begin(), 32, std::int8_t{0});
+  const auto codec = MakeCodec(spec, profile);
+  ASSERT_NE(codec, nullptr);
+  const CodedText coded = EncodeText(*codec, spec, MakeText(spec, 32, 99), Quality::kHigh);
+  EXPECT_TRUE(coded.encoded[1].body.empty());
+  EXPECT_GT(coded.encoded[1].exact_tokens, 4u);
+}
+
 // An extreme block must not change what is coded beside it.
 TEST(ResidualExtremesTest, OtherBlocksOfTheCallKeepTheirBytes) {
   const ModelSpec spec = SyntheticSpec();
