@@ -168,8 +168,8 @@ def table(fitted: np.ndarray, judged: np.ndarray, width: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="predictors.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=12,
-                        help="of each of the calibration domains, at most (default: 12)")
+    parser.add_argument("--texts", type=int, default=4,
+                        help="of each of the calibration domains, at most (default: 4)")
     options = parser.parse_args()
     start = time.monotonic()
     tokenizer = smollm2_tokenizer.SmolLM2Tokenizer()
