@@ -10,7 +10,7 @@ from damage import Damage, NewerFormat, Reader, crc32c, require
 QUALITIES = (1, 2, 4)
 MEAN_KL_MAX = {1: 0.01, 2: 0.001, 4: 0.05}
 NOT_CODED = 255
-LAYER_BELOW, TWO_BELOW, LAYER_0, SAME_K, EXPECTED = 1, 2, 3, 4, 5
+LAYER_BELOW, TWO_BELOW, LAYER_0, SAME_K = 1, 2, 3, 4
 
 
 @dataclasses.dataclass
@@ -217,8 +217,6 @@ def _parse_plane(reader, planes, index, level_count) -> None:
 def _planes_of_input(planes, index, code) -> list:
     plane = planes[index]
     layer = {LAYER_BELOW: plane.layer - 1, TWO_BELOW: plane.layer - 2, LAYER_0: 0, SAME_K: plane.layer}.get(code)
-    if code == EXPECTED:
-        return []
     if layer is None:
         raise Damage("profile: input")
     if code == LAYER_0 and plane.layer == 0:

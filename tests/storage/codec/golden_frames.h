@@ -2,8 +2,8 @@
 
 #include <cstring>
 #include <memory>
-#include <tuple>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -119,8 +119,7 @@ inline ResidualProfile GoldenProfile(const ModelSpec& spec, bool block_per_head)
     plane.block_count = block_per_head ? shape.heads : 1;
     const std::size_t size = components / plane.block_count;
     if (shape.is_v) {
-      plane.inputs = {PredictorInput::kSameLayerK, PredictorInput::kTwoBelow,
-                      PredictorInput::kNextExpected};
+      plane.inputs = {PredictorInput::kSameLayerK, PredictorInput::kTwoBelow};
     } else {
       plane.inputs = {PredictorInput::kLayerBelow, PredictorInput::kFirstLayer};
     }
@@ -141,7 +140,7 @@ inline ResidualProfile GoldenProfile(const ModelSpec& spec, bool block_per_head)
         plane.weights[c * in + j] = static_cast<std::int8_t>(draw(j == c % in ? 63 : 5));
       }
       for (std::size_t j = 0; j < size; ++j) {
-        plane.basis[c * size + j] = static_cast<std::int8_t>(j == c % size ? 127 : draw(12));
+        plane.basis[c * size + j] = static_cast<std::int8_t>(j == c % size ? 127 : draw(4));
       }
     }
     plane.scales.clear();
@@ -324,8 +323,7 @@ inline std::vector<GoldenCase> MakeGoldenCases() {
     AddExponents(profile, 2);
     AddFirstToken(profile, spec);
     std::vector<GoldenBlock> blocks = MakeBlocks(spec, 100 + static_cast<int>(dtype.dtype));
-    const bool has_exact =
-        !IsInteger(dtype.dtype) && dtype.dtype != DType::kFloat32;
+    const bool has_exact = !IsInteger(dtype.dtype) && dtype.dtype != DType::kFloat32;
     GoldenBlock& middle = blocks[1];
     middle.codings = {kGoldenHigh, kGoldenLossless, kGoldenRotated};
     if (has_exact) middle.codings.push_back(kGoldenExact);
@@ -353,7 +351,7 @@ inline std::vector<GoldenCase> MakeGoldenCases() {
     ResidualProfile profile = GoldenProfile(spec, false);
     AddExponents(profile, 1);
     std::vector<GoldenBlock> blocks = MakeBlocks(spec, 300);
-    blocks[0].codings = {kGoldenHigh, kGoldenSmall};
+    blocks[0].codings = {kGoldenHigh};
     blocks[1].codings = {kGoldenHigh, kGoldenNearExact};
     // Nothing can be saved.
     GoldenBlock noise = blocks[1];
@@ -392,7 +390,7 @@ inline std::vector<std::byte> EncodeGolden(const GoldenCase& of, const GoldenBlo
                                    .tokens = block.tokens,
                                    .raw = block.raw};
   const std::span blocks(&to_encode, 1);
-  const auto frames = coding.smallest ? with.EncodeSmallestExact(blocks)
+  const auto frames = coding.smallest                     ? with.EncodeSmallestExact(blocks)
                       : coding.quality == Quality::kExact ? without.Encode(blocks, coding.quality)
                                                           : with.Encode(blocks, coding.quality);
   EXPECT_TRUE(frames.ok()) << frames.status();

@@ -85,8 +85,8 @@ TEST(GoldenFramesTest, ProfilesAreTheseBytesAndReadBack) {
     const auto header = ParseProfileHeader(golden.profile_file());
     ASSERT_TRUE(header.ok()) << header.status();
     const auto body = std::span(golden.profile_file()).subspan(header->header_bytes());
-    const auto profile = ResidualProfile::DecodeBody(
-        {reinterpret_cast<const char*>(body.data()), body.size()});
+    const auto profile =
+        ResidualProfile::DecodeBody({reinterpret_cast<const char*>(body.data()), body.size()});
     ASSERT_TRUE(profile.ok()) << profile.status();
     EXPECT_EQ(profile->EncodeBody().size(), body.size());
   }
@@ -103,10 +103,9 @@ TEST(GoldenFramesTest, SpecsAreTheseBytes) {
 
 TEST(GoldenFramesTest, EncodersWriteTheseBytes) {
   for (const Golden& golden : ReadAll()) {
-    golden.ForEachFrame([&](const GoldenBlock& block, const std::vector<std::byte>& frame,
-                            const std::string&, const GoldenCoding& coding) {
-      EXPECT_TRUE(golden.Encode(block, coding) == frame);
-    });
+    golden.ForEachFrame(
+        [&](const GoldenBlock& block, const std::vector<std::byte>& frame, const std::string&,
+            const GoldenCoding& coding) { EXPECT_TRUE(golden.Encode(block, coding) == frame); });
   }
 }
 
