@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/golden/golden_file.h"
+#include "tests/storage/codec/kernel_sets.h"
 
 namespace kvtrie {
 namespace {
@@ -22,8 +23,7 @@ std::vector<std::byte> Read(const std::filesystem::path& name) {
   return {bytes.begin(), bytes.end()};
 }
 
-// A case with its tokens and raw KV from the files, and both codecs. A machine's cosines are in the
-// raw KV that MakeGoldenCases makes.
+// A case with its tokens and raw KV from the files, and both codecs.
 class Golden {
  public:
   explicit Golden(GoldenCase of) : of_(std::move(of)) {
@@ -101,23 +101,29 @@ TEST(GoldenFramesTest, SpecsAreTheseBytes) {
   }
 }
 
-TEST(GoldenFramesTest, EncodersWriteTheseBytes) {
-  for (const Golden& golden : ReadAll()) {
-    golden.ForEachFrame(
-        [&](const GoldenBlock& block, const std::vector<std::byte>& frame, const std::string&,
-            const GoldenCoding& coding) { EXPECT_TRUE(golden.Encode(block, coding) == frame); });
-  }
+TEST(GoldenFramesTest, EveryKernelSetWritesTheseBytes) {
+  const std::vector<Golden> all = ReadAll();
+  WithEachKernelSet([&] {
+    for (const Golden& golden : all) {
+      golden.ForEachFrame(
+          [&](const GoldenBlock& block, const std::vector<std::byte>& frame, const std::string&,
+              const GoldenCoding& coding) { EXPECT_TRUE(golden.Encode(block, coding) == frame); });
+    }
+  });
 }
 
-TEST(GoldenFramesTest, FramesDecodeToTheseBytes) {
-  for (const Golden& golden : ReadAll()) {
-    golden.ForEachFrame([&](const GoldenBlock& block, const std::vector<std::byte>& frame,
-                            const std::string& name, const GoldenCoding& coding) {
-      const std::vector<std::byte> expected =
-          coding.quality == Quality::kExact ? block.raw : Read(name + "_kv.bin");
-      EXPECT_TRUE(golden.Decode(block, frame) == expected);
-    });
-  }
+TEST(GoldenFramesTest, EveryKernelSetRestoresTheseBytes) {
+  const std::vector<Golden> all = ReadAll();
+  WithEachKernelSet([&] {
+    for (const Golden& golden : all) {
+      golden.ForEachFrame([&](const GoldenBlock& block, const std::vector<std::byte>& frame,
+                              const std::string& name, const GoldenCoding& coding) {
+        const std::vector<std::byte> expected =
+            coding.quality == Quality::kExact ? block.raw : Read(name + "_kv.bin");
+        EXPECT_TRUE(golden.Decode(block, frame) == expected);
+      });
+    }
+  });
 }
 
 TEST(GoldenFramesTest, TheFramesAreOfTheCodecsTheyAreNamedFor) {
