@@ -15,7 +15,7 @@ import model
 import profile as profiles
 import residual
 import rotated
-from damage import WrongQuestion, crc32c, require
+from damage import Damage, NewerFormat, WrongQuestion, crc32c, require
 
 
 def decode(frame, spec, tokens, profile=None) -> bytes:
@@ -40,9 +40,15 @@ def decode(frame, spec, tokens, profile=None) -> bytes:
 def main(paths) -> None:
     frame, spec, tokens, *profile = [pathlib.Path(path).read_bytes() for path in paths]
     parsed_profile = profiles.parse(profile[0]) if profile else None
+    require(len(tokens) % 4 == 0, "tokens: not a whole number of u32")
     token_ids = struct.unpack(f"<{len(tokens) // 4}I", tokens)
     sys.stdout.buffer.write(decode(frames.parse(frame), model.parse(spec), token_ids, parsed_profile))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if len(sys.argv) not in (4, 5):
+        sys.exit(__doc__)
+    try:
+        main(sys.argv[1:])
+    except (Damage, NewerFormat, WrongQuestion, OSError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

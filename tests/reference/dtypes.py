@@ -1,5 +1,7 @@
-"""The numbers of raw KV, and float32: each operation of the formats is done in double precision and rounded by float32(),
-which gives what float32's own operation gives.
+"""The numbers of raw KV, and float32.
+
+Each float32 operation of the formats is done in double precision and rounded by float32(): for sums, products and
+quotients that gives what float32's own operation gives.
 """
 
 import ctypes
@@ -50,7 +52,7 @@ def is_finite(dtype: int, code: int) -> bool:
 
 
 def code(dtype: int, x: float) -> int:
-    """The code nearest to a float32, halves to even; beyond the largest number that, but infinity where there is one."""
+    """The code nearest to a float32, halves to even; beyond the largest number that, infinity where there is one."""
     if dtype in INTEGER_RANGE:
         low, high = INTEGER_RANGE[dtype]
         if math.isnan(x):

@@ -1,5 +1,5 @@
-"""What of a model's spec a decoder needs: the stored form at the top of storage/kv/model_spec.cc, and the order of raw KV
-in FORMAT.md, [layer][K, V][token][KV head][dim].
+"""What of a model's spec a decoder needs. Its stored form is at the top of storage/kv/model_spec.cc, the order of raw KV
+in FORMAT.md: [layer][K, V][token][KV head][dim].
 """
 
 import dataclasses

@@ -108,7 +108,7 @@ def transform(x) -> list:
 
 @functools.cache
 def codebook(dim: int, bits: int):
-    """The positive codewords. With x = sin(t), the density of t is cos(t)^(dim-2): its integral comes by Simpson's rule."""
+    """The positive codewords. With x = sin(t), the density of t is cos(t)^(dim-2), integrated by Simpson's rule."""
     count = 1 << bits - 1
     if dim == 1:
         return [1.0] * count

@@ -1,5 +1,8 @@
 // The frames and profiles of tests/golden/v1/codec: the encoder writes these bytes, and they decode
 // to these bytes. tests/reference reads the same files by the pages of the formats alone.
+//
+// An encoder may come to choose otherwise: its frames are then written beside these under names of
+// their own, and these are still to be restored.
 #include "tests/storage/codec/golden_frames.h"
 
 #include <cstring>
