@@ -82,8 +82,8 @@ inline ModelSpec UnturnedSpec(DType dtype) {
   return spec;
 }
 
-// PlainProfile with three levels, and matrices that join what they can. Steps of levels: 1/4, 1/64
-// (its values have low bits), and 1 (not all values are coded).
+// PlainProfile with three levels, and matrices that join what they can. Steps of levels: about 1/4,
+// 1/64 (its values have low bits), and 1 (not all values are coded).
 inline ResidualProfile GoldenProfile(const ModelSpec& spec, bool block_per_head) {
   ResidualProfile profile = PlainProfile(spec);
   TestRandom random(profile.planes.size());
@@ -91,21 +91,21 @@ inline ResidualProfile GoldenProfile(const ModelSpec& spec, bool block_per_head)
     return static_cast<int>(random.Below(static_cast<std::uint32_t>(2 * most + 1))) - most;
   };
   profile.levels = {{.quality = Quality::kHigh,
-                     .step = 0.25f,
+                     .step = 0.24f,
                      .rate_weight = 0.125f,
                      .importance_strength = 0.5f,
                      .bits_per_component = 4,
                      .mean_kl = 0x1p-7f,
                      .kl_p99 = 0x1p-4f},
                     {.quality = Quality::kNearExact,
-                     .step = 0x1p-6f,
+                     .step = 0.015f,
                      .rate_weight = 0.0625f,
                      .importance_strength = 0.25f,
                      .bits_per_component = 8,
                      .mean_kl = 0x1p-10f,
                      .kl_p99 = 0x1p-7f},
                     {.quality = Quality::kSmall,
-                     .step = 1,
+                     .step = 0.97f,
                      .rate_weight = 0.25f,
                      .importance_strength = 1,
                      .bits_per_component = 2,
@@ -130,10 +130,10 @@ inline ResidualProfile GoldenProfile(const ModelSpec& spec, bool block_per_head)
     plane.weights.assign(components * in, 0);
     plane.basis.assign(components * size, 0);
     for (std::size_t c = 0; c < components; ++c) {
-      plane.bias[c] = static_cast<float>(draw(16)) / 64;
-      plane.input_scales[c] = static_cast<float>(24 + draw(8)) / 512;
-      plane.weight_scales[c] = static_cast<float>(draw(3)) / 32768;
-      plane.basis_scales[c] = static_cast<float>(64 + draw(9)) / 8192;
+      plane.bias[c] = static_cast<float>(draw(16)) / 65;
+      plane.input_scales[c] = static_cast<float>(24 + draw(8)) / 515;
+      plane.weight_scales[c] = static_cast<float>(draw(3)) / 32771;
+      plane.basis_scales[c] = static_cast<float>(64 + draw(9)) / 8191;
       plane.cell_exponents[c] = static_cast<std::int8_t>(-6 + draw(2));
       plane.cell_scales[c] = static_cast<std::uint8_t>(100 + draw(12));
       for (std::size_t j = 0; j < in; ++j) {
@@ -150,11 +150,15 @@ inline ResidualProfile GoldenProfile(const ModelSpec& spec, bool block_per_head)
         const bool left_out = scale == 64 && v % 5 == 4;
         scales.push_back(left_out ? kNotCoded : static_cast<std::uint8_t>(scale + draw(12)));
       }
-      // With exponents, these leave the range of indexes.
+      // With exponents and shifts, these leave the range of indexes.
       scales[1] = scale == 112 ? kScaleIndexMax : 0;
+      scales.back() = kScaleIndexMax;
     }
+    // Predictions of some size have wider cells than this.
+    plane.cell_exponents[0] = -18;
+    plane.cell_scales[0] = 60;
   }
-  for (float& offset : profile.offsets) offset = static_cast<float>(draw(8)) / 64;
+  for (float& offset : profile.offsets) offset = static_cast<float>(draw(8)) / 65;
   for (std::uint16_t& carried : profile.carried) {
     carried = static_cast<std::uint16_t>(96 + draw(64));
   }
