@@ -158,6 +158,13 @@ inline ResidualProfile GoldenProfile(const ModelSpec& spec, bool block_per_head)
     plane.cell_exponents[0] = -18;
     plane.cell_scales[0] = 60;
   }
+  // No two tables alike.
+  for (std::uint32_t c = 0; c < kScaleClasses; ++c) {
+    std::uint16_t* const zero = &profile.class_frequencies[c * kResidualSymbols + kSymbolMax];
+    const std::uint16_t moved = c % 2 == 0 ? 0 : *zero / 4;
+    zero[0] = static_cast<std::uint16_t>(zero[0] - moved);
+    zero[1] = static_cast<std::uint16_t>(zero[1] + moved);
+  }
   for (float& offset : profile.offsets) offset = static_cast<float>(draw(8)) / 65;
   for (std::uint16_t& carried : profile.carried) {
     carried = static_cast<std::uint16_t>(96 + draw(64));
