@@ -283,7 +283,7 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
 
   // A text's mean attention is 1 by these.
   std::vector<double> logs(sizes.normalizers);
-  for_each(ImportanceEstimator(profile, RopePairs::Of(spec)),
+  for_each(ImportanceEstimator(profile, RopePairs::OfLayers(spec)),
            [&](const ImportanceEstimator& estimator, const KvSample& sample, const auto& rows,
                std::size_t row_count) {
              const std::vector<double> of_text =
@@ -300,7 +300,7 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
                                     Eigen::MatrixXd::Zero(Index(count), Index(count)));
   std::vector<Eigen::VectorXd> cross(fits, Eigen::VectorXd::Zero(Index(count)));
   std::vector<std::vector<double>> predicted_levels(fits);
-  const ImportanceEstimator estimator(profile, RopePairs::Of(spec));
+  const ImportanceEstimator estimator(profile, RopePairs::OfLayers(spec));
   const auto target = [&](const KvSample& sample, std::size_t plane, std::size_t group,
                           std::size_t token) {
     const std::size_t heads = profile.planes[plane].heads;

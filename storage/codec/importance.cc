@@ -66,19 +66,21 @@ std::int32_t ExponentOf(float importance, float strength) {
   return importance > 0 ? ExponentOfLog(std::log(importance), strength) : 0;
 }
 
-RopePairs RopePairs::Of(const ModelSpec& spec) {
-  RopePairs pairs;
-  const std::uint32_t head_dim = KvGeometry(spec).head_dim(0, KvKind::kK);
-  const std::uint32_t dims = spec.rope.rotary_dims == 0 ? head_dim : spec.rope.rotary_dims;
-  if (spec.rope.pairing == RopePairing::kNone || !spec.rope.scaling.empty() ||
-      !(spec.rope.theta > 0) || dims > head_dim || dims % 2 != 0) {
-    return pairs;
+std::vector<RopePairs> RopePairs::OfLayers(const ModelSpec& spec) {
+  const KvGeometry geometry(spec);
+  const RopeSpec& rope = spec.rope;
+  const bool known = rope.pairing != RopePairing::kNone && rope.scaling.empty() && rope.theta > 0;
+  std::vector<RopePairs> layers(geometry.layer_count());
+  for (std::uint32_t layer = 0; layer < layers.size(); ++layer) {
+    const std::uint32_t head_dim = geometry.head_dim(layer, KvKind::kK);
+    const std::uint32_t dims = rope.rotary_dims == 0 ? head_dim : rope.rotary_dims;
+    if (!known || dims > head_dim || dims % 2 != 0) continue;
+    layers[layer].interleaved = rope.pairing == RopePairing::kInterleaved;
+    for (std::uint32_t i = 0; i < dims; i += 2) {
+      layers[layer].frequencies.push_back(std::pow(rope.theta, -static_cast<double>(i) / dims));
+    }
   }
-  pairs.interleaved = spec.rope.pairing == RopePairing::kInterleaved;
-  for (std::uint32_t i = 0; i < dims; i += 2) {
-    pairs.frequencies.push_back(std::pow(spec.rope.theta, -static_cast<double>(i) / dims));
-  }
-  return pairs;
+  return layers;
 }
 
 ImportanceSizes SizesOf(std::span<const PlaneShape> planes, std::uint32_t group_count,
@@ -128,7 +130,8 @@ std::size_t ImportanceFeatureCount(std::span<const PlaneShape> planes) {
   return FeatureCount(HeadsMax(planes));
 }
 
-ImportanceEstimator::ImportanceEstimator(const ResidualProfile& profile, const RopePairs& rope)
+ImportanceEstimator::ImportanceEstimator(const ResidualProfile& profile,
+                                         std::span<const RopePairs> rope)
     : planes_(profile.planes), group_count_(profile.group_count), model_(profile.importance) {
   const std::size_t rank = model_.covariance_rank;
   const float* mean = model_.query_means.data();
@@ -152,7 +155,7 @@ ImportanceEstimator::ImportanceEstimator(const ResidualProfile& profile, const R
             const float* const from =
                 r == 0 ? mean + query * dim : factor + (query * rank + r - 1) * dim;
             std::copy_n(from, dim, turned.begin());
-            Turn(turned, rope, distance);
+            Turn(turned, rope[plane.layer], distance);
             // A factor's square is halved, as the exponent of a normal distribution says.
             const float weight = r == 0 ? scale : scale * std::sqrt(0.5f);
             for (std::size_t i = 0; i < dim; ++i) matrix[i * columns + column] = turned[i] * weight;

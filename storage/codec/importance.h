@@ -45,8 +45,8 @@ struct RopePairs {
   std::vector<double> frequencies;
   bool interleaved = false;
 
-  // Those of the first layer's K; the other layers of a model turn alike.
-  static RopePairs Of(const ModelSpec& spec);
+  // Those of each layer's K.
+  static std::vector<RopePairs> OfLayers(const ModelSpec& spec);
 };
 
 // The step exponent, within +-kExponentMax, of a token that has so many times the importance of an
@@ -57,8 +57,8 @@ std::int32_t ExponentOf(float importance, float strength);
 // Immutable, thread-safe.
 class ImportanceEstimator {
  public:
-  // REQUIRES: the profile is consistent and its model has query heads.
-  ImportanceEstimator(const ResidualProfile& profile, const RopePairs& rope);
+  // REQUIRES: the profile is consistent and its model has query heads; `rope` is of its layers.
+  ImportanceEstimator(const ResidualProfile& profile, std::span<const RopePairs> rope);
 
   // rows: [plane][row][component], K before RoPE. tokens_behind: of each row, itself included.
   // Returns [layer][row][feature]. REQUIRES: as many rows as tokens_behind, a multiple of

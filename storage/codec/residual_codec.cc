@@ -37,7 +37,7 @@ ResidualCodec::State::State(const ModelSpec& spec, const ProfileId& profile_id,
                             const ResidualProfile& from)
     : geometry(spec),
       raw_kv(geometry, spec.rope),
-      rope_pairs(RopePairs::Of(spec)),
+      rope_pairs(RopePairs::OfLayers(spec)),
       id(profile_id),
       profile(from),
       exact_format(FormatOf(spec.dtype)) {}

@@ -359,7 +359,7 @@ void Fit::ComputeExponents() {
                     std::vector<std::int32_t>(row_count_ * profile_.group_count));
   }
   if (profile_.importance.query_heads == 0) return;
-  const ImportanceEstimator estimator(profile_, RopePairs::Of(spec_));
+  const ImportanceEstimator estimator(profile_, RopePairs::OfLayers(spec_));
   for (std::size_t i = 0; i < samples_.size(); ++i) {
     const std::size_t rows = (samples_[i].tokens.size() + kLanes - 1) / kLanes * kLanes;
     std::vector<std::vector<float>> planes;

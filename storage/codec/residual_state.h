@@ -57,7 +57,7 @@ struct ResidualCodec::State {
 
   const KvGeometry geometry;
   const RawKv raw_kv;
-  const RopePairs rope_pairs;
+  const std::vector<RopePairs> rope_pairs;  // of each layer
   const ProfileId id;
   const ResidualProfile profile;
   // For exact frames; no value: the dtype is not one of those.

@@ -167,7 +167,7 @@ std::vector<std::vector<float>> FeaturesOf(const ModelSpec& spec, const Residual
   for (std::size_t t = 0; t < text.tokens.size(); ++t) {
     behind[t] = static_cast<std::uint32_t>(text.tokens.size() - t);
   }
-  return ImportanceEstimator(profile, RopePairs::Of(spec)).Features(rows, behind);
+  return ImportanceEstimator(profile, RopePairs::OfLayers(spec)).Features(rows, behind);
 }
 
 // Importance that is planted as a linear function of features is found, up to a constant.

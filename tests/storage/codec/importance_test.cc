@@ -13,7 +13,7 @@ constexpr std::size_t kDistances = std::size(kImportanceDistances);
 
 struct Model {
   ResidualProfile profile;
-  RopePairs rope;
+  std::vector<RopePairs> rope;
   std::vector<std::vector<float>> rows;  // [plane][row][component]
 };
 
@@ -34,7 +34,7 @@ Model MakeModel(const ModelSpec& spec, std::uint32_t query_heads, std::uint32_t 
         std::tuple(&importance.weights, sizes.weights, 0.1f)}) {
     for (std::size_t i = 0; i < count; ++i) values->push_back(scale * DrawNormal(random));
   }
-  model.rope = RopePairs::Of(spec);
+  model.rope = RopePairs::OfLayers(spec);
   for (const PlaneShape& plane : model.profile.planes) {
     std::vector<float>& to = model.rows.emplace_back(kRows * plane.components());
     for (float& x : to) x = DrawNormal(random);
@@ -51,12 +51,13 @@ double LogAttention(const Model& model, const PlaneShape& k, std::size_t mean_at
   // Both positions may move alike; the key stands at 0, and so the query is turned.
   const auto dot = [&](const float* query_vector) {
     std::vector<double> turned(query_vector, query_vector + dim);
-    const std::size_t pairs = model.rope.frequencies.size();
+    const RopePairs& rope = model.rope[k.layer];
+    const std::size_t pairs = rope.frequencies.size();
     for (std::size_t i = 0; i < pairs; ++i) {
-      const std::size_t a = model.rope.interleaved ? 2 * i : i;
-      const std::size_t b = model.rope.interleaved ? 2 * i + 1 : i + pairs;
+      const std::size_t a = rope.interleaved ? 2 * i : i;
+      const std::size_t b = rope.interleaved ? 2 * i + 1 : i + pairs;
       const double angle =
-          static_cast<double>(kImportanceDistances[distance]) * model.rope.frequencies[i];
+          static_cast<double>(kImportanceDistances[distance]) * rope.frequencies[i];
       const double x = turned[a], y = turned[b];
       turned[a] = x * std::cos(angle) - y * std::sin(angle);
       turned[b] = x * std::sin(angle) + y * std::cos(angle);
@@ -133,6 +134,9 @@ TEST(ImportanceTest, ExpectedAttentionOfInterleavedPartialRope) {
   spec.rope.pairing = RopePairing::kInterleaved;
   spec.rope.rotary_dims = 4;
   ExpectAttention(spec, 2, 1);
+}
+TEST(ImportanceTest, ExpectedAttentionOfLayersThatTurnInOtherDimensions) {
+  ExpectAttention(SyntheticSpec({{1, 2, 8, 8}, {1, 2, 4, 8}, {1, 2, 12, 8}}), 4, 2);
 }
 TEST(ImportanceTest, ExpectedAttentionWithoutRopeAndWithoutV) {
   ModelSpec spec = SyntheticSpec({{2, 1, 6, 0}});
@@ -255,19 +259,26 @@ TEST(ImportanceTest, CheckNamesWhatIsNotOfTheModel) {
 
 TEST(RopePairsTest, AreThoseThatRawKvUnrotates) {
   ModelSpec spec = SyntheticSpec({{1, 2, 8, 8}});
-  EXPECT_EQ(RopePairs::Of(spec).frequencies.size(), 4u);
-  EXPECT_FALSE(RopePairs::Of(spec).interleaved);
-  EXPECT_EQ(RopePairs::Of(spec).frequencies[0], 1);
-  EXPECT_NEAR(RopePairs::Of(spec).frequencies[2], 0.01, 1e-15);
+  EXPECT_EQ(RopePairs::OfLayers(spec)[0].frequencies.size(), 4u);
+  EXPECT_FALSE(RopePairs::OfLayers(spec)[0].interleaved);
+  EXPECT_EQ(RopePairs::OfLayers(spec)[0].frequencies[0], 1);
+  EXPECT_NEAR(RopePairs::OfLayers(spec)[0].frequencies[2], 0.01, 1e-15);
   spec.rope.rotary_dims = 4;
-  EXPECT_EQ(RopePairs::Of(spec).frequencies.size(), 2u);
-  EXPECT_NEAR(RopePairs::Of(spec).frequencies[1], 0.01, 1e-15);
+  EXPECT_EQ(RopePairs::OfLayers(spec)[0].frequencies.size(), 2u);
+  EXPECT_NEAR(RopePairs::OfLayers(spec)[0].frequencies[1], 0.01, 1e-15);
+  // A layer with too few dimensions is not turned.
+  spec.kv_groups[0].layer_runs.push_back({1, 2, 2, 8});
+  EXPECT_TRUE(RopePairs::OfLayers(spec)[1].frequencies.empty());
+  EXPECT_FALSE(RawKv(KvGeometry(spec), spec.rope).unrotates_k(1));
+  spec.rope.rotary_dims = 0;
+  EXPECT_EQ(RopePairs::OfLayers(spec)[0].frequencies.size(), 4u);
+  EXPECT_EQ(RopePairs::OfLayers(spec)[1].frequencies.size(), 1u);
   for (const RopeSpec& unknown : std::vector<RopeSpec>{
            {},
            {.pairing = RopePairing::kHalfSplit, .theta = 1e4, .rotary_dims = 0, .scaling = "x"},
            {.pairing = RopePairing::kHalfSplit, .theta = 0, .rotary_dims = 0, .scaling = {}}}) {
     spec.rope = unknown;
-    EXPECT_TRUE(RopePairs::Of(spec).frequencies.empty());
+    EXPECT_TRUE(RopePairs::OfLayers(spec)[0].frequencies.empty());
     EXPECT_FALSE(RawKv(KvGeometry(spec), spec.rope).unrotates_k(0));
   }
 }

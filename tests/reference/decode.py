@@ -1,0 +1,54 @@
+"""A frame of any codec to raw KV.
+
+  python3 tests/reference/decode.py FRAME SPEC TOKENS [PROFILE] > RAW
+
+SPEC is a stored ModelSpec (storage/kv/model_spec.cc), TOKENS are the block's token ids as u32.
+"""
+
+import pathlib
+import struct
+import sys
+
+import frame as frames
+import lossless
+import model
+import profile as profiles
+import residual
+import rotated
+from damage import Damage, NewerFormat, WrongQuestion, crc32c, require
+
+
+def decode(frame, spec, tokens, profile=None) -> bytes:
+    """`frame` is parsed, as are `spec` and `profile`."""
+    if frame.model != spec.id:
+        raise WrongQuestion("frame: of another model")
+    require(frame.raw_bytes == spec.raw_bytes(), "frame: raw_bytes is not that of the model")
+    if frame.codec == frames.RAW:
+        require(frame.section_bytes == frames.raw_section_bytes(spec.layer_bytes()), "frame: sections of a raw frame")
+        return frame.body
+    if frame.tokens_crc32c != crc32c(struct.pack(f"<{len(tokens)}I", *tokens)):
+        raise WrongQuestion("frame: of other tokens")
+    if frame.codec == frames.ROTATED:
+        return rotated.decode(frame, spec)
+    if frame.profile == frames.NO_PROFILE:
+        return lossless.decode(frame, spec)
+    if profile is None:
+        raise WrongQuestion(f"frame: needs profile {frame.profile.hex()}")
+    return residual.decode(frame, spec, profile, tokens)
+
+
+def main(paths) -> None:
+    frame, spec, tokens, *profile = [pathlib.Path(path).read_bytes() for path in paths]
+    parsed_profile = profiles.parse(profile[0]) if profile else None
+    require(len(tokens) % 4 == 0, "tokens: not a whole number of u32")
+    token_ids = struct.unpack(f"<{len(tokens) // 4}I", tokens)
+    sys.stdout.buffer.write(decode(frames.parse(frame), model.parse(spec), token_ids, parsed_profile))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (4, 5):
+        sys.exit(__doc__)
+    try:
+        main(sys.argv[1:])
+    except (Damage, NewerFormat, WrongQuestion, OSError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
