@@ -121,8 +121,7 @@ TEST(RequestChecksTest, FetchByNodes) {
   good.set_encoding(v1::ENCODING_FRAME);
   ExpectRefused<v1::FetchRequest>(
       good, check,
-      {{"order", [](auto& r) { r.set_order(v1::FETCH_ORDER_LAYER_MAJOR); }},
-       {"first_layer", [](auto& r) { r.set_first_layer(1); }},
+      {{"first_layer", [](auto& r) { r.set_first_layer(1); }},
        {"layer_count", [](auto& r) { r.set_layer_count(1); }}});
 }
 
