@@ -45,8 +45,8 @@ struct ModelHandle {
 
 struct LookupOptions {
   Quality min_quality = Quality::kExact;
-  std::string_view salt;
-  std::string_view session_id;
+  std::string_view salt{};
+  std::string_view session_id{};
   std::chrono::milliseconds lease{0};
   // Fill the result's blocks; without them the answer is a count.
   bool want_blocks = true;
@@ -93,8 +93,8 @@ class Client {
                     const FetchOptions& options = {});
 
   // Writes blocks, all paths at once on one stream. After a loss of the connection, what was not
-  // acknowledged is offered again. A call with blocks to encode goes over gRPC. REQUIRES: models were
-  // registered through this client.
+  // acknowledged is offered again. A call with blocks to encode goes over gRPC. REQUIRES: models
+  // were registered through this client.
   std::vector<PutReport> Put(std::span<const PutPath> paths,
                              std::chrono::milliseconds timeout = {});
 

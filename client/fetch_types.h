@@ -26,7 +26,7 @@ struct FetchTarget {
   std::span<std::byte> raw;
   // Of the block, and the position of the first of them: what decodes a frame has to know. Left
   // empty in any target of a Fetch, the server decodes.
-  std::span<const TokenId> tokens;
+  std::span<const TokenId> tokens{};
   std::uint32_t first_position = 0;
 };
 
@@ -56,7 +56,7 @@ struct FetchOptions {
   Quality min_quality = Quality::kExact;
   BlockForm form = BlockForm::kRaw;
   // Dropped by the server when the blocks were read.
-  LeaseId release_lease;
+  LeaseId release_lease{};
   // Zero: the client's default.
   std::chrono::milliseconds timeout{0};
   // If set, bytes come layer by layer, and this is called (on the calling thread, in order of
@@ -64,7 +64,7 @@ struct FetchOptions {
   // Blocks that are missed after a layer was reported stay missed. Of frames a layer is decoded as
   // soon as what it needs has come. REQUIRES: raw blocks, and the
   // model was registered through the same client.
-  std::function<void(std::uint32_t layer, std::span<const FetchedBlock> blocks)> on_layer;
+  std::function<void(std::uint32_t layer, std::span<const FetchedBlock> blocks)> on_layer{};
 };
 
 struct FetchReport {

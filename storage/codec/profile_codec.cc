@@ -28,9 +28,7 @@ absl::StatusOr<ResidualProfile> ReadProfile(const ModelSpec& spec,
     return absl::DataLossError("wrong checksum of its body");
   }
   KV_ASSIGN_OR_RETURN(ResidualProfile profile, ResidualProfile::DecodeBody(AsText(body)));
-  if (profile.codec_key != header.codec_key) {
-    return absl::InvalidArgumentError("its head and body are for different models");
-  }
+  profile.codec_key = header.codec_key;  // the body does not repeat it
   bool same_levels = profile.levels.size() == header.levels.size();
   for (std::size_t i = 0; same_levels && i < header.levels.size(); ++i) {
     same_levels = profile.levels[i].quality == header.levels[i].quality;
@@ -44,8 +42,8 @@ absl::StatusOr<ResidualProfile> ReadProfile(const ModelSpec& spec,
 absl::StatusOr<std::unique_ptr<const ResidualCodec>> CodecOfProfile(
     const ModelSpec& spec, const ProfileId& id, std::span<const std::byte> profile) {
   const auto name_it = [&id](const absl::Status& status) {
-    return absl::Status(status.code(), absl::StrCat("profile ", id.ToHex(), ": ",
-                                                    status.message()));
+    return absl::Status(status.code(),
+                        absl::StrCat("profile ", id.ToHex(), ": ", status.message()));
   };
   auto read = ReadProfile(spec, profile);
   if (!read.ok()) return name_it(read.status());
