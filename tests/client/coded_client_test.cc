@@ -399,13 +399,13 @@ TEST_F(CodedClientTest, ADamagedFrameOnTheDiskIsAMiss) {
   const auto writer = ConnectWithProfile();
   ASSERT_TRUE(Put(*writer, session, Quality::kHigh).all_stored());
   server_.Kill();
-  // Every segment loses some bytes in its middle.
+  // Of a block in the second half.
   int damaged = 0;
   for (const auto& file :
        std::filesystem::directory_iterator(server_.folder() + "/store/payload")) {
-    if (!file.is_regular_file() || file.file_size() < 100'000) continue;
+    if (!file.is_regular_file() || file.file_size() < 2'500'000) continue;
     std::fstream segment(file.path(), std::ios::in | std::ios::out | std::ios::binary);
-    segment.seekp(60'000);
+    segment.seekp(2'000'000);
     const std::string zeros(3000, '\x77');
     segment.write(zeros.data(), static_cast<std::streamsize>(zeros.size()));
     ++damaged;

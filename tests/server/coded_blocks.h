@@ -66,19 +66,19 @@ inline std::string MakeCodedFrame(const std::string& model_id, const ProfileId& 
 
 class FakeDecoder final : public BlockDecoder {
  public:
-  std::vector<absl::Status> Decode(const ModelSpec&, std::span<const FrameToDecode> blocks,
+  std::vector<absl::Status> Decode(const ModelSpec&, std::span<const FrameToDecode> to_decode,
                                    ProfileStore& profiles) const override {
     ++calls;
-    largest_call = std::max(largest_call.load(), blocks.size());
+    blocks += to_decode.size();
     std::vector<absl::Status> statuses;
-    for (const FrameToDecode& block : blocks) statuses.push_back(DecodeOne(block, profiles));
+    for (const FrameToDecode& block : to_decode) statuses.push_back(DecodeOne(block, profiles));
     return statuses;
   }
   void Forget(const ProfileId&) const override {}
   BlockDecoderStats Stats() const override { return {}; }
 
   mutable std::atomic<int> calls{0};
-  mutable std::atomic<std::size_t> largest_call{0};  // in blocks
+  mutable std::atomic<std::size_t> blocks{0};
 
  private:
   static absl::Status DecodeOne(const FrameToDecode& block, ProfileStore& profiles) {
