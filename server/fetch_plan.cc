@@ -6,7 +6,6 @@
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
-#include "storage/codec/section_layers.h"
 
 namespace kvtrie {
 

@@ -17,6 +17,7 @@
 #include "storage/base/clock.h"
 #include "storage/base/shared_bytes.h"
 #include "storage/codec/frame.h"
+#include "storage/codec/section_layers.h"  // for readers of layers of a LoadedFrame
 #include "storage/engine/block_decoder.h"
 #include "storage/engine/engine_options.h"
 #include "storage/engine/engine_stats.h"
