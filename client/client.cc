@@ -511,6 +511,8 @@ std::shared_ptr<const FrameCodec> Client::EncoderFor(const PutPath& path, Deadli
   const ModelId& id = path.path.model;
   const std::shared_ptr<const KnownModel> model = Known(id);
   if (model == nullptr) return nullptr;
+  // A layout of its own is known to nobody but the engine.
+  if (path.quality != Quality::kExact && !model->spec.layout_tag.empty()) return nullptr;
   const bool lossy = path.quality != Quality::kExact && path.quality != Quality::kUnrated;
   const ProfileId profile = lossy ? NewestProfile(*model, id) : ProfileId{};
   auto codec = CodecFor(*model, id, profile, deadline);

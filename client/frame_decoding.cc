@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,14 +60,18 @@ absl::Status FrameDecoding::Open(std::size_t i, const FetchedBlock& said,
     if (binding.tokens_crc32c != Crc32c(std::as_bytes(targets_[i].tokens))) {
       return NotTheBlock("its tokens");
     }
-    auto codec = codec_of_(binding.profile);
+    auto found = codecs_.find(binding.profile);
+    if (found == codecs_.end()) {
+      found = codecs_.emplace(binding.profile, codec_of_(binding.profile)).first;
+    }
+    const auto& codec = found->second;
     if (absl::IsNotFound(codec.status())) {
       return absl::FailedPreconditionError(
           absl::StrCat("its profile ", binding.profile.ToHex(),
                        " is not stored at the server any more: put it again (PutProfile)"));
     }
     KV_RETURN_IF_ERROR(codec.status());
-    block.codec = *std::move(codec);
+    block.codec = *codec;
   }
   block.frame = frame;
   block.opened = true;

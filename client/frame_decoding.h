@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -91,6 +92,8 @@ class FrameDecoding {
   const std::span<const FetchTarget> targets_;
   const FetchOptions& options_;
   const CodecOf codec_of_;
+  // Asked for once, misses too: each may be a call to the server.
+  std::map<ProfileId, absl::StatusOr<std::shared_ptr<const FrameCodec>>> codecs_;
   const int threads_;
 
   std::vector<Block> blocks_;
