@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "client/fetch_assembly.h"
+#include "client/frame_decoding.h"
 #include "client/model_spec_to_proto.h"
 #include "client/raw_call.h"
 #include "client/status_from_grpc.h"
@@ -32,6 +33,8 @@ constexpr std::size_t kIdlePutConnectionsMax = 64;
 constexpr std::chrono::seconds kLaneOffTime{5};
 // A watcher waits for events for ever; this bounds the time to notice that a server has come back.
 constexpr std::chrono::milliseconds kWatchReconnectTimeout{60'000};
+// A profile that was put meanwhile is used after this at the latest.
+constexpr std::chrono::seconds kNewestProfileAge{30};
 
 std::chrono::milliseconds Or(std::chrono::milliseconds timeout,
                              std::chrono::milliseconds otherwise) {
@@ -57,6 +60,9 @@ absl::Status CheckOptions(const ClientOptions& options) {
   }
   if (options.unary_timeout.count() <= 0 || options.bulk_timeout.count() <= 0) {
     return absl::InvalidArgumentError("timeouts: must be positive");
+  }
+  if (options.coding_threads < 1 || options.coding_threads > 256) {
+    return absl::InvalidArgumentError("coding_threads: 1 to 256");
   }
   return absl::OkStatus();
 }
@@ -85,6 +91,7 @@ Client::Client(ClientOptions options)
     : options_(std::move(options)),
       channels_(options_),
       retry_budget_(options_.retry, SystemClock()),
+      codecs_(options_.codec_memory_bytes),
       random_(std::random_device()()) {}
 
 Client::~Client() = default;
@@ -119,8 +126,7 @@ absl::StatusOr<Response> Client::Call(UnaryMethod<Request, Response> method, con
 }
 
 template <typename Result, typename Attempt>
-absl::StatusOr<Result> Client::RepeatedBulk(const Attempt& run) {
-  const Deadline deadline = Deadline::After(options_.bulk_timeout);
+absl::StatusOr<Result> Client::RepeatedBulk(Deadline deadline, const Attempt& run) {
   std::optional<Backoff> backoff;
   stats_.calls.fetch_add(1, std::memory_order_relaxed);
   absl::Status last;
@@ -146,16 +152,18 @@ absl::StatusOr<ModelHandle> Client::RegisterModel(const ModelSpec& spec) {
   KV_ASSIGN_OR_RETURN(const v1::RegisterModelResponse response,
                       (Call<v1::RegisterModelRequest, v1::RegisterModelResponse>(
                           &v1::Cache::Stub::RegisterModel, request, {}, /*idempotent=*/true)));
-  auto geometry = std::make_shared<const KvGeometry>(spec);
+  auto model = std::make_shared<const KnownModel>(spec);
   const auto id = ModelId::FromBytes(response.model_id());
   if (!id.has_value()) return absl::InternalError("the server's model id has not 16 bytes");
-  if (response.raw_block_bytes() != geometry->raw_block_bytes()) {
+  if (response.raw_block_bytes() != model->geometry.raw_block_bytes()) {
     return absl::FailedPreconditionError("client and server disagree about the size of a block");
   }
+  const ProfileId profile =
+      ProfileId::FromBytes(response.profile_id()).value_or(ProfileId{});
   absl::MutexLock lock(&mutex_);
-  geometries_[*id] = std::move(geometry);
-  return ModelHandle{*id, spec.block_tokens, response.raw_block_bytes(),
-                     ProfileId::FromBytes(response.profile_id()).value_or(ProfileId{})};
+  models_[*id] = std::move(model);
+  newest_profiles_[*id] = {profile, std::chrono::steady_clock::now()};
+  return ModelHandle{*id, spec.block_tokens, response.raw_block_bytes(), profile};
 }
 
 // --- profiles ---
@@ -164,9 +172,10 @@ absl::StatusOr<v1::ProfileEntry> Client::PutProfile(std::span<const std::byte> p
   ProfileDigest digest;
   digest.Add(profile);
   const ProfileId id = digest.Finish();
-  return RepeatedBulk<v1::ProfileEntry>([&](Deadline deadline, int attempt) {
-    return PutProfileAttempt(profile, id, deadline, attempt);
-  });
+  return RepeatedBulk<v1::ProfileEntry>(
+      Deadline::After(options_.bulk_timeout), [&](Deadline deadline, int attempt) {
+        return PutProfileAttempt(profile, id, deadline, attempt);
+      });
 }
 
 absl::StatusOr<v1::ProfileEntry> Client::PutProfileAttempt(std::span<const std::byte> profile,
@@ -213,8 +222,13 @@ absl::StatusOr<v1::ProfileEntry> Client::PutProfileAttempt(std::span<const std::
 }
 
 absl::StatusOr<std::vector<std::byte>> Client::GetProfile(const ProfileId& id) {
-  return RepeatedBulk<std::vector<std::byte>>(
-      [&](Deadline deadline, int attempt) { return GetProfileAttempt(id, deadline, attempt); });
+  return GetProfile(id, Deadline::After(options_.bulk_timeout));
+}
+
+absl::StatusOr<std::vector<std::byte>> Client::GetProfile(const ProfileId& id, Deadline deadline) {
+  return RepeatedBulk<std::vector<std::byte>>(deadline, [&](Deadline until, int attempt) {
+    return GetProfileAttempt(id, until, attempt);
+  });
 }
 
 absl::StatusOr<std::vector<std::byte>> Client::GetProfileAttempt(const ProfileId& id,
@@ -349,20 +363,54 @@ absl::Status Client::Watch(const v1::WatchRequest& request, std::stop_token stop
 
 // --- blocks ---
 
+absl::StatusOr<std::shared_ptr<const FrameCodec>> Client::CodecFor(const KnownModel& model,
+                                                                   const ModelId& id,
+                                                                   const ProfileId& profile,
+                                                                   Deadline deadline) {
+  return codecs_.Get(model.spec, id, profile,
+                     [&]() -> absl::StatusOr<CodecCache::ProfileBytes> {
+                       KV_ASSIGN_OR_RETURN(std::vector<std::byte> bytes,
+                                           GetProfile(profile, deadline));
+                       const auto owner =
+                           std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+                       return CodecCache::ProfileBytes{owner, *owner};
+                     });
+}
+
+bool Client::DecodesHere(const KnownModel* model, std::span<const FetchTarget> targets,
+                         const FetchOptions& options) const {
+  return options_.coding == Coding::kInProcess && options.form == BlockForm::kRaw &&
+         options.min_quality != Quality::kExact && model != nullptr &&
+         std::all_of(targets.begin(), targets.end(), [model](const FetchTarget& target) {
+           return target.tokens.size() == model->geometry.block_tokens() &&
+                  target.raw.size() == model->geometry.raw_block_bytes();
+         });
+}
+
 FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> targets,
                           const FetchOptions& options) {
   const Deadline deadline = Deadline::After(Or(options.timeout, options_.bulk_timeout));
-  const std::shared_ptr<const KvGeometry> geometry = options.on_layer ? Geometry(model) : nullptr;
-  FetchAssembly assembly(targets, options, geometry.get());
+  const std::shared_ptr<const KnownModel> known = Known(model);
+  std::optional<FrameDecoding> decoding;
+  if (DecodesHere(known.get(), targets, options)) {
+    decoding.emplace(
+        known->spec, targets, options,
+        [&](const ProfileId& profile) { return CodecFor(*known, model, profile, deadline); },
+        options_.coding_threads);
+  }
+  FetchAssembly assembly(
+      targets, options, known == nullptr ? nullptr : &known->geometry,
+      decoding.has_value() ? FetchAssembly::Into::kFrames : FetchAssembly::Into::kTargets);
+  FrameDecoding* const decoder = decoding.has_value() ? &*decoding : nullptr;
   stats_.calls.fetch_add(1, std::memory_order_relaxed);
   if (options.on_layer && options.form == BlockForm::kFrame) {
     assembly.FailRest(absl::InvalidArgumentError("on_layer: frames have no layers"));
-  } else if (options.on_layer && geometry == nullptr) {
+  } else if (options.on_layer && known == nullptr) {
     assembly.FailRest(absl::FailedPreconditionError("the model was not registered by this client"));
   }
 
   // Layers come in order over gRPC only.
-  bool use_lane = !options.on_layer && UseLane();
+  bool use_lane = !options.on_layer && decoder == nullptr && UseLane();
   std::optional<Backoff> backoff;
   bool failed = false;
   absl::Status last;
@@ -371,7 +419,7 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
     const std::uint64_t damaged_before = assembly.damaged_blocks();
     absl::Status status =
         use_lane ? lane_->FetchSome(model, options, deadline, MayWait(attempt), &assembly)
-                 : FetchAttempt(model, options, deadline, attempt, &assembly);
+                 : FetchAttempt(model, options, deadline, attempt, &assembly, decoder);
     if (assembly.done()) break;
     if (status.ok()) {
       if (assembly.pending_blocks() < pending_before ||
@@ -392,6 +440,11 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
     last = std::move(status);
   }
 
+  if (decoder != nullptr) {
+    decoder->Advance(assembly, /*last=*/true);
+    stats_.decoded_blocks.fetch_add(decoder->decoded_blocks(), std::memory_order_relaxed);
+    stats_.undecodable_blocks.fetch_add(decoder->undecodable_blocks(), std::memory_order_relaxed);
+  }
   Ended(failed);
   stats_.damaged_blocks.fetch_add(assembly.damaged_blocks(), std::memory_order_relaxed);
   stats_.fetched_bytes.fetch_add(assembly.accepted_bytes(), std::memory_order_relaxed);
@@ -403,7 +456,8 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
 }
 
 absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& options,
-                                  Deadline deadline, int attempt, FetchAssembly* assembly) {
+                                  Deadline deadline, int attempt, FetchAssembly* assembly,
+                                  FrameDecoding* decoding) {
   v1::FetchRequest request;
   request.set_model_id(std::string(model.view()));
   const auto wanted = assembly->StartAttempt(kFetchBlocksMax);
@@ -411,7 +465,8 @@ absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& opti
   node_ids.reserve(wanted.size() * TrieNodeId::kBytes);
   for (const std::uint32_t i : wanted) node_ids.append(assembly->target(i).node.view());
   request.set_order(options.on_layer ? v1::FETCH_ORDER_LAYER_MAJOR : v1::FETCH_ORDER_BLOCK_MAJOR);
-  request.set_encoding(options.form == BlockForm::kFrame ? v1::ENCODING_FRAME : v1::ENCODING_RAW);
+  request.set_encoding(options.form == BlockForm::kFrame || decoding != nullptr ? v1::ENCODING_FRAME
+                                                                                : v1::ENCODING_RAW);
   request.set_min_quality(static_cast<v1::Quality>(options.min_quality));
   if (!options.release_lease.empty() && wanted.size() == assembly->pending_blocks()) {
     request.set_release_lease_id(std::string(options.release_lease.view()));
@@ -433,7 +488,37 @@ absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& opti
     KV_RETURN_IF_ERROR(assembly->Accept(message, payload.pieces()));
     if (assembly->attempt_complete()) return call.Finish(deadline);
     call.Read();
+    // The next message travels meanwhile.
+    if (decoding != nullptr) decoding->Advance(*assembly, /*last=*/false);
   }
+}
+
+ProfileId Client::NewestProfile(const KnownModel& model, const ModelId& id) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const Newest& newest = newest_profiles_[id];
+    if (std::chrono::steady_clock::now() - newest.asked < kNewestProfileAge) return newest.profile;
+  }
+  const auto handle = RegisterModel(model.spec);
+  if (handle.ok()) return handle->profile;
+  absl::MutexLock lock(&mutex_);
+  return newest_profiles_[id].profile;
+}
+
+std::shared_ptr<const FrameCodec> Client::EncoderFor(const PutPath& path, Deadline deadline) {
+  if (options_.coding != Coding::kInProcess || path.form != BlockForm::kRaw) return nullptr;
+  if (path.quality == Quality::kExact && !path.pack_exact) return nullptr;
+  const ModelId& id = path.path.model;
+  const std::shared_ptr<const KnownModel> model = Known(id);
+  if (model == nullptr) return nullptr;
+  // A layout of its own is known to nobody but the engine.
+  if (path.quality != Quality::kExact && !model->spec.layout_tag.empty()) return nullptr;
+  const bool lossy = path.quality != Quality::kExact && path.quality != Quality::kUnrated;
+  const ProfileId profile = lossy ? NewestProfile(*model, id) : ProfileId{};
+  auto codec = CodecFor(*model, id, profile, deadline);
+  // Without loss, then.
+  if (!codec.ok()) codec = CodecFor(*model, id, ProfileId{}, deadline);
+  return codec.ok() ? *std::move(codec) : nullptr;
 }
 
 std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
@@ -441,8 +526,13 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
   const Deadline deadline = Deadline::After(Or(timeout, options_.bulk_timeout));
   stats_.calls.fetch_add(1, std::memory_order_relaxed);
 
+  std::vector<std::shared_ptr<const FrameCodec>> codecs;
+  for (const PutPath& path : paths) codecs.push_back(EncoderFor(path, deadline));
+  const bool encodes = std::any_of(codecs.begin(), codecs.end(),
+                                   [](const auto& codec) { return codec != nullptr; });
+
   // By shared memory a path travels in pieces that fit into one request; each is a put of its own.
-  bool use_lane = UseLane();
+  bool use_lane = !encodes && UseLane();
   std::vector<PutPath> pieces;
   std::vector<std::size_t> piece_counts(paths.size(), 1);
   if (use_lane) {
@@ -461,24 +551,26 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
       piece_counts[i] = pieces.size() - before;
     }
     paths = pieces;
+    codecs.resize(paths.size());
   }
 
-  std::vector<std::shared_ptr<const KvGeometry>> geometries;
+  std::vector<std::shared_ptr<const KnownModel>> models;
   std::vector<std::unique_ptr<PutProgress>> puts;
   std::vector<std::unique_ptr<PutReport>> refused(paths.size());
   for (std::size_t i = 0; i < paths.size(); ++i) {
-    geometries.push_back(Geometry(paths[i].path.model));
-    if (geometries.back() == nullptr) {
+    models.push_back(Known(paths[i].path.model));
+    if (models.back() == nullptr) {
       refused[i] = std::make_unique<PutReport>();
-      refused[i]->blocks.resize(
-          paths[i].blocks.size(),
-          {absl::FailedPreconditionError("the model was not registered by this client"),
-           false,
-           {}});
+      refused[i]->blocks.resize(paths[i].blocks.size());
+      for (PutBlockReport& block : refused[i]->blocks) {
+        block.status =
+            absl::FailedPreconditionError("the model was not registered by this client");
+      }
       puts.push_back(nullptr);
       continue;
     }
-    puts.push_back(std::make_unique<PutProgress>(paths[i], *geometries.back()));
+    puts.push_back(std::make_unique<PutProgress>(paths[i], models.back()->geometry, codecs[i],
+                                                 options_.coding_threads));
   }
 
   std::optional<Backoff> backoff;
@@ -525,11 +617,26 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
           puts[next] != nullptr ? puts[next]->TakeReport() : std::move(*refused[next]);
       report.stored_blocks += piece.stored_blocks;
       report.duplicate_blocks += piece.duplicate_blocks;
+      if (codecs[next] != nullptr) CountEncoded(paths[next], piece);
       std::move(piece.blocks.begin(), piece.blocks.end(), std::back_inserter(report.blocks));
     }
     reports.push_back(std::move(report));
   }
   return reports;
+}
+
+void Client::CountEncoded(const PutPath& path, const PutReport& report) {
+  for (const PutBlockReport& block : report.blocks) {
+    if (absl::IsFailedPrecondition(block.status)) {
+      // Its profile may have been deleted: ask again before the next put.
+      absl::MutexLock lock(&mutex_);
+      newest_profiles_[path.path.model].asked = {};
+    }
+    if (block.frame_bytes == 0) continue;
+    stats_.encoded_blocks.fetch_add(1, std::memory_order_relaxed);
+    if (block.quality == path.quality) continue;
+    stats_.encoded_exact_blocks.fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
 absl::Status Client::PutByLane(std::span<PutProgress*> puts, Deadline deadline, int attempt) {
@@ -576,10 +683,10 @@ void Client::GiveBackPutConnection(std::unique_ptr<PutConnection> stream) {
 
 // --- shared by the calls ---
 
-std::shared_ptr<const KvGeometry> Client::Geometry(const ModelId& model) {
+std::shared_ptr<const Client::KnownModel> Client::Known(const ModelId& model) {
   absl::MutexLock lock(&mutex_);
-  const auto found = geometries_.find(model);
-  return found == geometries_.end() ? nullptr : found->second;
+  const auto found = models_.find(model);
+  return found == models_.end() ? nullptr : found->second;
 }
 
 Backoff Client::NewBackoff() {

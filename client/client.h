@@ -27,12 +27,14 @@
 #include "client/put_types.h"
 #include "client/retry.h"
 #include "kvtrie/v1/cache.pb.h"
+#include "storage/codec/codec_cache.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/model_spec.h"
 
 namespace kvtrie {
 
 class FetchAssembly;
+class FrameDecoding;
 
 struct ModelHandle {
   ModelId id;
@@ -43,8 +45,8 @@ struct ModelHandle {
 
 struct LookupOptions {
   Quality min_quality = Quality::kExact;
-  std::string_view salt;
-  std::string_view session_id;
+  std::string_view salt{};
+  std::string_view session_id{};
   std::chrono::milliseconds lease{0};
   // Fill the result's blocks; without them the answer is a count.
   bool want_blocks = true;
@@ -85,12 +87,14 @@ class Client {
                                             std::chrono::milliseconds timeout = {});
 
   // Reads blocks into the caller's memory, which is not touched after the return. What is not
-  // loaded is a miss, with the reason in its status; it never fails as a whole.
+  // loaded is a miss, with the reason in its status; it never fails as a whole. Frames that are
+  // decoded here come over gRPC, whatever ClientOptions::lane says.
   FetchReport Fetch(const ModelId& model, std::span<const FetchTarget> targets,
                     const FetchOptions& options = {});
 
   // Writes blocks, all paths at once on one stream. After a loss of the connection, what was not
-  // acknowledged is offered again. REQUIRES: models were registered through this client.
+  // acknowledged is offered again. A call with blocks to encode goes over gRPC. REQUIRES: models
+  // were registered through this client.
   std::vector<PutReport> Put(std::span<const PutPath> paths,
                              std::chrono::milliseconds timeout = {});
 
@@ -126,14 +130,34 @@ class Client {
 
   // Runs attempts until one succeeds or none is left.
   template <typename Result, typename Attempt>
-  absl::StatusOr<Result> RepeatedBulk(const Attempt& run);
+  absl::StatusOr<Result> RepeatedBulk(Deadline deadline, const Attempt& run);
   absl::StatusOr<v1::ProfileEntry> PutProfileAttempt(std::span<const std::byte> profile,
                                                      const ProfileId& id, Deadline deadline,
                                                      int attempt);
   absl::StatusOr<std::vector<std::byte>> GetProfileAttempt(const ProfileId& id, Deadline deadline,
                                                            int attempt);
 
-  std::shared_ptr<const KvGeometry> Geometry(const ModelId& model);
+  absl::StatusOr<std::vector<std::byte>> GetProfile(const ProfileId& id, Deadline deadline);
+
+  struct KnownModel {
+    explicit KnownModel(const ModelSpec& from) : spec(from), geometry(from) {}
+    ModelSpec spec;
+    KvGeometry geometry;
+  };
+  // Null: it was not registered by this client.
+  std::shared_ptr<const KnownModel> Known(const ModelId& model);
+
+  // Whether frames are fetched and decoded here.
+  bool DecodesHere(const KnownModel* model, std::span<const FetchTarget> targets,
+                   const FetchOptions& options) const;
+  absl::StatusOr<std::shared_ptr<const FrameCodec>> CodecFor(const KnownModel& model,
+                                                             const ModelId& id,
+                                                             const ProfileId& profile,
+                                                             Deadline deadline);
+  // What encodes blocks of a path; null: they travel as they are.
+  std::shared_ptr<const FrameCodec> EncoderFor(const PutPath& path, Deadline deadline);
+  // The newest profile of a model, as of some seconds ago at the most; zero: there is none.
+  ProfileId NewestProfile(const KnownModel& model, const ModelId& id);
   Backoff NewBackoff();
   // Waits before the next attempt. False: there is none, for lack of time or budget.
   bool PauseBeforeRetry(Backoff& backoff, Deadline deadline);
@@ -149,7 +173,8 @@ class Client {
   void SuspendLane();
 
   absl::Status FetchAttempt(const ModelId& model, const FetchOptions& options, Deadline deadline,
-                            int attempt, FetchAssembly* assembly);
+                            int attempt, FetchAssembly* assembly, FrameDecoding* decoding);
+  void CountEncoded(const PutPath& path, const PutReport& report);
   // Puts that are not done after it failed; their last status is returned.
   absl::Status PutAttempt(std::span<PutProgress*> puts, Deadline deadline, int attempt);
   absl::Status PutByLane(std::span<PutProgress*> puts, Deadline deadline, int attempt);
@@ -159,13 +184,18 @@ class Client {
   const ClientOptions options_;
   ChannelPool channels_;
   RetryBudget retry_budget_;
+  CodecCache codecs_;
   ClientStats stats_;
   std::shared_ptr<LocalRegion> region_;
   std::unique_ptr<LocalLane> lane_;
 
   absl::Mutex mutex_;
-  absl::flat_hash_map<ModelId, std::shared_ptr<const KvGeometry>> geometries_
-      ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<ModelId, std::shared_ptr<const KnownModel>> models_ ABSL_GUARDED_BY(mutex_);
+  struct Newest {
+    ProfileId profile;
+    std::chrono::steady_clock::time_point asked;
+  };
+  absl::flat_hash_map<ModelId, Newest> newest_profiles_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<PutConnection>> put_connections_ ABSL_GUARDED_BY(mutex_);
   std::chrono::steady_clock::time_point lane_off_until_ ABSL_GUARDED_BY(mutex_);
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);

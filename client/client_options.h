@@ -21,6 +21,12 @@ enum class Lane {
   kShm,  // shared memory or an error
 };
 
+// Where raw KV becomes frames of less than exact quality, and raw KV again.
+enum class Coding {
+  kInProcess,  // in this library: frames travel
+  kServer,     // raw KV travels: what is put is stored exact, what is fetched the server decodes
+};
+
 struct ClientOptions {
   // --- what it does ---
 
@@ -30,6 +36,8 @@ struct ClientOptions {
   Lane lane = Lane::kAuto;
   // Null: plain text.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
+
+  Coding coding = Coding::kInProcess;
 
   // --- how fast it does it ---
 
@@ -45,6 +53,10 @@ struct ClientOptions {
   int stream_window_bytes = 1 << 20;
   // Shared memory for blocks that come by Lane::kShm, pages taken as they are used.
   std::size_t local_region_bytes = std::size_t{256} << 20;
+  // Codecs that are kept, made of profiles; one takes about twice its profile.
+  std::size_t codec_memory_bytes = std::size_t{512} << 20;
+  // Threads that one Put or Fetch codes with, the calling one among them.
+  int coding_threads = 1;
   // A connection that is silent for so long is probed. Below 5 minutes a server with gRPC's
   // defaults hangs up.
   std::chrono::milliseconds keepalive_time{330'000};

@@ -12,6 +12,11 @@ struct ClientStats {
   std::atomic<std::uint64_t> retries{0};
   std::atomic<std::uint64_t> damaged_blocks{0};  // a checksum did not match
   std::atomic<std::uint64_t> fetched_bytes{0};
+  std::atomic<std::uint64_t> encoded_blocks{0};
+  // Of them: at better quality than was wished, for lack of a profile or a level, or of sense in it.
+  std::atomic<std::uint64_t> encoded_exact_blocks{0};
+  std::atomic<std::uint64_t> decoded_blocks{0};
+  std::atomic<std::uint64_t> undecodable_blocks{0};  // came as frames, and were missed for that
   std::atomic<std::uint64_t> local_lane_blocks{
       0};  // of the fetched and stored ones: by shared memory
 };

@@ -9,6 +9,7 @@
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
+#include "storage/codec/frame.h"
 
 namespace kvtrie {
 namespace {
@@ -50,10 +51,11 @@ class PieceCursor {
 }  // namespace
 
 FetchAssembly::FetchAssembly(std::span<const FetchTarget> targets, const FetchOptions& options,
-                             const KvGeometry* geometry)
+                             const KvGeometry* geometry, Into into)
     : targets_(targets),
       options_(options),
-      geometry_(options.on_layer ? geometry : nullptr),
+      geometry_(options.on_layer && into == Into::kTargets ? geometry : nullptr),
+      into_(into),
       blocks_(targets.size()),
       progress_(targets.size()),
       pending_(targets.size()) {
@@ -92,13 +94,19 @@ absl::Status FetchAssembly::Accept(const v1::FetchResponse& message,
     const std::uint32_t target_index = attempt_[chunk.block_index()];
     Progress& progress = progress_[target_index];
     const std::uint64_t end_bytes = chunk.offset() + chunk.bytes();
+    // The head of a frame has the checksums of the rest: with the same head it is the same frame.
+    if (into_frames() && progress.open && chunk.offset() == 0 && progress.verified_bytes > 0 &&
+        (end_bytes > progress.verified_bytes ||
+         Crc32c({progress.frame.get(), end_bytes}) != chunk.crc32c())) {
+      StartFrameAnew(target_index);
+    }
     // Bytes of a block that was given up, or that a former attempt brought, pass by.
     const bool wanted = progress.open && end_bytes > progress.verified_bytes;
     if (wanted && (!progress.answered || chunk.offset() != progress.attempt_bytes ||
                    end_bytes > progress.total_bytes)) {
       return absl::InternalError("fetch: a chunk out of its place");
     }
-    std::byte* to = wanted ? targets_[target_index].raw.data() + chunk.offset() : nullptr;
+    std::byte* to = wanted ? MemoryOf(target_index) + chunk.offset() : nullptr;
     std::uint32_t crc32c;
     if (!cursor.Take(chunk.bytes(), to, &crc32c)) {
       return absl::InternalError("fetch: a message shorter than its chunks");
@@ -154,11 +162,11 @@ absl::Status FetchAssembly::AcceptResult(const v1::BlockResult& result) {
     }
     return absl::OkStatus();
   }
-  const std::size_t room = targets_[target_index].raw.size();
-  if (options_.form == BlockForm::kRaw ? result.bytes() != room
-                                       : result.bytes() == 0 || result.bytes() > room) {
-    FailBlock(target_index, absl::FailedPreconditionError(absl::StrCat(
-                                "the block has ", result.bytes(), " bytes, its target ", room)));
+  if (!MakeRoom(target_index, result.bytes())) {
+    FailBlock(target_index,
+              absl::FailedPreconditionError(absl::StrCat("the block has ", result.bytes(),
+                                                         " bytes, its target ",
+                                                         targets_[target_index].raw.size())));
     return absl::OkStatus();
   }
   FetchedBlock& block = blocks_[target_index];
@@ -173,7 +181,14 @@ absl::Status FetchAssembly::AcceptResult(const v1::BlockResult& result) {
     // What an earlier attempt brought may have been of another frame of the block.
     const bool is_same = before.quality == block.quality && before.codec == block.codec &&
                          options_.form == BlockForm::kRaw;
-    if (geometry_ != nullptr) {
+    if (into_frames()) {
+      // Its head will tell.
+      if (result.bytes() != progress.total_bytes || before.quality != block.quality ||
+          before.codec != block.codec) {
+        StartFrameAnew(target_index);
+        if (block.state == FetchedBlock::State::kMissed) return absl::OkStatus();
+      }
+    } else if (geometry_ != nullptr) {
       block.quality = LowerOf(block.quality, before.quality);  // layers were told of already
     } else if (!is_same) {
       progress.verified_bytes = 0;
@@ -181,6 +196,37 @@ absl::Status FetchAssembly::AcceptResult(const v1::BlockResult& result) {
   }
   progress.total_bytes = result.bytes();
   return absl::OkStatus();
+}
+
+bool FetchAssembly::MakeRoom(std::uint32_t target_index, std::uint64_t bytes) {
+  const std::size_t room = targets_[target_index].raw.size();
+  if (!into_frames()) {
+    return options_.form == BlockForm::kRaw ? bytes == room : bytes > 0 && bytes <= room;
+  }
+  if (bytes == 0 || bytes > room + kFrameHeaderBytesMax) return false;
+  Progress& progress = progress_[target_index];
+  if (progress.frame == nullptr || bytes > progress.total_bytes) {
+    if (progress.keep_frame) return true;  // it will be missed
+    progress.frame = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    progress.verified_bytes = 0;
+  }
+  return true;
+}
+
+void FetchAssembly::StartFrameAnew(std::uint32_t target_index) {
+  Progress& progress = progress_[target_index];
+  if (progress.keep_frame) {
+    FailBlock(target_index,
+              absl::UnavailableError("another frame of the block came after a loss of the "
+                                     "connection; fetch it again"));
+  } else {
+    progress.verified_bytes = 0;
+  }
+}
+
+std::span<const std::byte> FetchAssembly::frame(std::uint32_t target_index) const {
+  const Progress& progress = progress_[target_index];
+  return {progress.frame.get(), progress.frame == nullptr ? 0 : progress.total_bytes};
 }
 
 void FetchAssembly::Advance(std::uint32_t target_index, std::uint64_t end_bytes) {
@@ -228,6 +274,16 @@ void FetchAssembly::FailBlock(std::uint32_t target_index, absl::Status why) {
   }
 }
 
+void FetchAssembly::RejectBlock(std::uint32_t target_index, absl::Status why) {
+  FetchedBlock& block = blocks_[target_index];
+  if (block.loaded()) {
+    block.state = FetchedBlock::State::kMissed;
+    block.status = std::move(why);
+  } else {
+    FailBlock(target_index, std::move(why));
+  }
+}
+
 void FetchAssembly::FailRest(const absl::Status& why) {
   KV_CHECK(!why.ok());
   for (std::uint32_t i = 0; i < blocks_.size(); ++i) FailBlock(i, why);
@@ -243,6 +299,9 @@ void FetchAssembly::ReportLayers() {
 FetchReport FetchAssembly::TakeReport() {
   KV_CHECK(done());
   FetchReport report;
+  for (std::size_t i = 0; into_frames() && i < blocks_.size(); ++i) {
+    if (blocks_[i].loaded()) blocks_[i].bytes = targets_[i].raw.size();
+  }
   report.loaded_blocks = static_cast<std::size_t>(std::count_if(
       blocks_.begin(), blocks_.end(), [](const FetchedBlock& block) { return block.loaded(); }));
   report.blocks = std::move(blocks_);

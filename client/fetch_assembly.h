@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -21,9 +22,14 @@ namespace kvtrie {
 // one attempt are not written again in the next.
 class FetchAssembly {
  public:
-  // `targets` outlive this. With `options.on_layer`, `geometry` is the model's.
+  // Where the bytes that arrive go.
+  enum class Into {
+    kTargets,  // the targets' memory
+    kFrames,   // memory of this object, as frames of at most the targets' raw size and a header
+  };
+  // `targets` outlive this. With `options.on_layer`, into targets, `geometry` is the model's.
   FetchAssembly(std::span<const FetchTarget> targets, const FetchOptions& options,
-                const KvGeometry* geometry);
+                const KvGeometry* geometry, Into into = Into::kTargets);
 
   // Targets that are neither loaded nor missed; at most `limit`. Block indexes of the answers count
   // in this list, until the next attempt.
@@ -45,7 +51,23 @@ class FetchAssembly {
   // What is not loaded is missed for this reason.
   void FailRest(const absl::Status& why);
   void FailBlock(std::uint32_t target_index, absl::Status why);
+  // The same for a block that may be loaded.
+  void RejectBlock(std::uint32_t target_index, absl::Status why);
 
+  // What becomes of a target, so far.
+  const FetchedBlock& block(std::uint32_t target_index) const { return blocks_[target_index]; }
+  bool into_frames() const { return into_ == Into::kFrames; }
+  // Into frames: the memory of one, and how much of it, from the front, is there and has passed its
+  // check.
+  std::span<const std::byte> frame(std::uint32_t target_index) const;
+  std::uint64_t verified_bytes(std::uint32_t target_index) const {
+    return progress_[target_index].verified_bytes;
+  }
+  // From now on no other frame takes the place of this one: should another come, the block is missed.
+  void KeepFrame(std::uint32_t target_index) { progress_[target_index].keep_frame = true; }
+  void DropFrame(std::uint32_t target_index) { progress_[target_index].frame.reset(); }
+
+  // With the raw size of what was decoded of frames.
   FetchReport TakeReport();
 
   std::uint64_t damaged_blocks() const { return damaged_blocks_; }
@@ -62,8 +84,16 @@ class FetchAssembly {
     std::uint32_t damaged_count = 0;
     bool answered = false;  // in this attempt
     bool open = false;      // in this attempt: more is to come
+    std::unique_ptr<std::byte[]> frame;
+    bool keep_frame = false;
   };
 
+  bool MakeRoom(std::uint32_t target_index, std::uint64_t bytes);
+  // Another frame has come than in an earlier attempt.
+  void StartFrameAnew(std::uint32_t target_index);
+  std::byte* MemoryOf(std::uint32_t target_index) {
+    return into_frames() ? progress_[target_index].frame.get() : targets_[target_index].raw.data();
+  }
   absl::Status AcceptResult(const v1::BlockResult& result);
   void Advance(std::uint32_t target_index, std::uint64_t end_bytes);
   void Damaged(std::uint32_t target_index);
@@ -73,6 +103,7 @@ class FetchAssembly {
   const std::span<const FetchTarget> targets_;
   const FetchOptions& options_;
   const KvGeometry* const geometry_;
+  const Into into_;
 
   std::vector<FetchedBlock> blocks_;
   std::vector<Progress> progress_;

@@ -24,6 +24,10 @@ enum class BlockForm {
 struct FetchTarget {
   TrieNodeId node;
   std::span<std::byte> raw;
+  // Of the block, and the position of the first of them: what decodes a frame has to know. Left
+  // empty in any target of a Fetch, the server decodes.
+  std::span<const TokenId> tokens{};
+  std::uint32_t first_position = 0;
 };
 
 // What became of one target.
@@ -34,8 +38,9 @@ struct FetchedBlock {
     kMissed,   // `status` says why; the target's memory is undefined
   };
   State state = State::kPending;
-  // kMissed: NotFound (not stored at this quality), DataLoss (bytes failed their check twice), or
-  // why the call failed.
+  // kMissed: NotFound (not stored at this quality), DataLoss (bytes failed their check twice, or
+  // cannot be decoded), FailedPrecondition (the profile to decode it is not to be had, and which
+  // one), or why the call failed.
   absl::Status status;
   Quality quality = Quality::kExact;
   Rung rung = Rung::kExact;
@@ -46,17 +51,20 @@ struct FetchedBlock {
 };
 
 struct FetchOptions {
+  // Below exact, raw blocks come as frames and are decoded in this process (ClientOptions::coding),
+  // where their targets have tokens and the model was registered through the same client.
   Quality min_quality = Quality::kExact;
   BlockForm form = BlockForm::kRaw;
   // Dropped by the server when the blocks were read.
-  LeaseId release_lease;
+  LeaseId release_lease{};
   // Zero: the client's default.
   std::chrono::milliseconds timeout{0};
   // If set, bytes come layer by layer, and this is called (on the calling thread, in order of
   // layers, each once) when all bytes of a layer are in place for every block that is not missed.
-  // Blocks that are missed after a layer was reported stay missed. REQUIRES: raw blocks, and the
+  // Blocks that are missed after a layer was reported stay missed. Of frames a layer is decoded as
+  // soon as what it needs has come. REQUIRES: raw blocks, and the
   // model was registered through the same client.
-  std::function<void(std::uint32_t layer, std::span<const FetchedBlock> blocks)> on_layer;
+  std::function<void(std::uint32_t layer, std::span<const FetchedBlock> blocks)> on_layer{};
 };
 
 struct FetchReport {

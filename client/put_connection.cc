@@ -157,7 +157,7 @@ grpc::ByteBuffer PutConnection::NextMessage(std::span<PutProgress*> puts, Borrow
     if (PutProgress* sending = Sending(); sending != nullptr) {
       PutProgress& put = *sending;
       const std::uint32_t i = put.to_send().front();
-      const std::span<const std::byte> block = put.path().blocks[i];
+      const std::span<const std::byte> block = put.SendingBytes();
       const std::size_t bytes = put.ChunkBytesAt(i, chunk_offset_);
       if (payload_bytes > 0 && payload_bytes + bytes > kMessageBytes) break;
       const auto piece = block.subspan(chunk_offset_, bytes);

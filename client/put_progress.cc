@@ -31,7 +31,8 @@ std::vector<std::uint32_t> PutChunkBytes(const KvGeometry& geometry) {
   return sizes;
 }
 
-PutProgress::PutProgress(const PutPath& path, const KvGeometry& geometry)
+PutProgress::PutProgress(const PutPath& path, const KvGeometry& geometry,
+                         std::shared_ptr<const FrameCodec> codec, int coding_threads)
     : path_(path),
       geometry_(geometry),
       chunk_bytes_(PutChunkBytes(geometry)),
@@ -52,6 +53,9 @@ PutProgress::PutProgress(const PutPath& path, const KvGeometry& geometry)
     if (i < with_tokens && HasRightSize(path.blocks[i].size())) continue;
     offered_ = i;
     break;
+  }
+  if (codec != nullptr) {
+    encoder_.emplace(path_, geometry.block_tokens(), std::move(codec), coding_threads);
   }
   for (std::size_t i = offered_; i < path.blocks.size(); ++i) {
     std::string what = "it follows a block that was refused";
@@ -75,9 +79,16 @@ bool PutProgress::HasRightSize(std::size_t bytes) const {
                                        : bytes > 0 && bytes <= kFrameBytesMax;
 }
 
+std::span<const std::byte> PutProgress::SendingBytes() {
+  return encoder_.has_value() ? std::span<const std::byte>(encoder_->Frame(to_send_).bytes)
+                              : path_.blocks[to_send_.front()];
+}
+
 std::uint32_t PutProgress::ChunkBytesAt(std::uint32_t i, std::size_t offset) const {
-  const std::size_t left = path_.blocks[i].size() - offset;
-  if (path_.form == BlockForm::kFrame) {
+  const EncodedFrame* const frame = encoder_.has_value() ? encoder_->frame(i) : nullptr;
+  const std::size_t left =
+      (frame != nullptr ? frame->bytes.size() : path_.blocks[i].size()) - offset;
+  if (sends_frames()) {
     return static_cast<std::uint32_t>(std::min(left, kChunkBytesMax));
   }
   const auto at = std::lower_bound(chunk_offsets_.begin(), chunk_offsets_.end(), offset);
@@ -111,7 +122,7 @@ v1::PutAnnounce PutProgress::Announce(std::uint64_t put_id) {
   if (path_.probabilities != nullptr) *announce.mutable_probabilities() = *path_.probabilities;
   announce.set_restored_blocks(path_.restored_blocks);
   announce.set_restored_quality(static_cast<v1::Quality>(path_.restored_quality));
-  announce.set_encoding(path_.form == BlockForm::kFrame ? v1::ENCODING_FRAME : v1::ENCODING_RAW);
+  announce.set_encoding(sends_frames() ? v1::ENCODING_FRAME : v1::ENCODING_RAW);
   announce.set_quality(static_cast<v1::Quality>(path_.quality));
   announce.set_beside_exact(path_.beside_exact);
   // Only the first attempt is sent blindly: a later one asks what has arrived.
@@ -204,6 +215,13 @@ PutReport PutProgress::TakeReport() {
   KV_CHECK(done());
   PutReport report;
   report.blocks = std::move(blocks_);
+  for (std::uint32_t i = 0; encoder_.has_value() && i < report.blocks.size(); ++i) {
+    const EncodedFrame* const frame = encoder_->frame(i);
+    if (frame == nullptr) continue;
+    report.blocks[i].frame_bytes = frame->bytes.size();
+    report.blocks[i].quality = frame->quality;
+    report.blocks[i].codec = frame->codec;
+  }
   for (const PutBlockReport& block : report.blocks) {
     if (!block.status.ok()) continue;
     ++report.stored_blocks;

@@ -3,10 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/path_encoder.h"
 #include "client/put_types.h"
 #include "kvtrie/v1/cache.pb.h"
 #include "storage/kv/model_spec.h"
@@ -22,8 +25,10 @@ std::vector<std::uint32_t> PutChunkBytes(const KvGeometry& geometry);
 class PutProgress {
  public:
   // `path` and `geometry` outlive this. Blocks of the wrong size, or without tokens, fail at once,
-  // as does what follows them.
-  PutProgress(const PutPath& path, const KvGeometry& geometry);
+  // as does what follows them. With a codec, raw blocks are sent as its frames, made on so many
+  // threads when the server wants them.
+  PutProgress(const PutPath& path, const KvGeometry& geometry,
+              std::shared_ptr<const FrameCodec> codec = nullptr, int coding_threads = 1);
 
   // A new attempt. The announcement that starts it; blocks that were acknowledged are not sent
   // again.
@@ -45,6 +50,8 @@ class PutProgress {
   void FailRest(const absl::Status& why);
 
   const PutPath& path() const { return path_; }
+  // What is sent of the first block of to_send().
+  std::span<const std::byte> SendingBytes();
   // Size of the chunk that begins at `offset`, where one of block i (in `path.blocks`) does.
   std::uint32_t ChunkBytesAt(std::uint32_t i, std::size_t offset) const;
   std::uint32_t block_index(std::uint32_t i) const { return path_.first_block + i; }
@@ -52,11 +59,13 @@ class PutProgress {
   PutReport TakeReport();
 
  private:
+  bool sends_frames() const { return encoder_.has_value() || path_.form == BlockForm::kFrame; }
   bool HasRightSize(std::size_t bytes) const;
   void Settle(std::uint32_t i, absl::Status status, bool duplicate);
 
   const PutPath& path_;
   const KvGeometry& geometry_;
+  std::optional<PathEncoder> encoder_;
   const std::vector<std::uint32_t> chunk_bytes_;  // of raw blocks
   std::vector<std::size_t> chunk_offsets_;        // of raw blocks
   std::vector<PutBlockReport> blocks_;

@@ -26,11 +26,16 @@ struct PutPath {
   std::span<const std::span<const std::byte>> blocks;
 
   BlockForm form = BlockForm::kRaw;
-  // What `blocks` are at least: what is stored at less is replaced or added to, what is stored at
-  // that or better is a duplicate.
+  // What is stored at less is replaced or added to, what is stored at that or better is a duplicate.
+  // Frames are at least so good. Raw blocks are exact; below exact they are encoded to this quality
+  // in this process (ClientOptions::coding) with the model's newest profile, as they are sent; what
+  // that cannot do is coded without loss.
   Quality quality = Quality::kExact;
-  // For frames of less than exact quality: store them although something better is stored.
+  // For less than exact quality: store it although something better is stored.
   bool beside_exact = false;
+  // Raw blocks of exact quality travel and lie packed, without loss: smaller, and dearer to put and to
+  // get.
+  bool pack_exact = false;
 
   std::string_view session_id;
   // The first `restored_blocks` of the path were restored from a store, at this quality.
@@ -53,6 +58,10 @@ struct PutBlockReport {
   absl::Status status;
   bool duplicate = false;
   TrieNodeId node;  // empty where the server did not name it
+  // Of the frame that was encoded here and sent; zero bytes: none was.
+  std::uint64_t frame_bytes = 0;
+  Quality quality = Quality::kExact;
+  CodecId codec = CodecId::kRaw;
 };
 
 struct PutReport {

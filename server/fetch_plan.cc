@@ -5,6 +5,7 @@
 #include "server/wire_conversion.h"
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"
+#include "storage/base/status_macros.h"
 
 namespace kvtrie {
 
@@ -60,6 +61,7 @@ absl::StatusOr<ChunkCursor> ChunkCursor::Make(const FrameView& frame, const Fetc
     cursor.header_done_ = false;
     cursor.section_end_ = frame.section_count();
     cursor.offset_of_body_ = frame.header_bytes();
+    if (shape.layer_major) KV_RETURN_IF_ERROR(cursor.CutForLayers(shape, step));
     return cursor;
   }
   KV_CHECK(frame.codec() == CodecId::kRaw);
@@ -86,6 +88,22 @@ absl::StatusOr<ChunkCursor> ChunkCursor::Make(const FrameView& frame, const Fetc
     return absl::DataLossError("sections of the stored frame do not meet the model's layers");
   }
   return cursor;
+}
+
+absl::Status ChunkCursor::CutForLayers(const FetchShape& shape, const FetchStep& step) {
+  KV_ASSIGN_OR_RETURN(const auto layers, LayersOfSections(*frame_, *shape.geometry));
+  header_done_ = !step.first_visit;
+  while (section_ < layers.size() && !step.first_visit &&
+         (section_ == 0 || layers[section_ - 1] < step.first_layer)) {
+    body_offset_ += frame_->section(section_++).bytes;
+  }
+  section_end_ = section_;
+  const std::uint32_t wanted = step.first_layer + step.layer_count;
+  while (section_end_ < layers.size() &&
+         (section_end_ == 0 || layers[section_end_ - 1] < wanted)) {
+    ++section_end_;
+  }
+  return absl::OkStatus();
 }
 
 std::uint32_t ChunkCursor::chunk_bytes() const {

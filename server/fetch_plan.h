@@ -65,12 +65,14 @@ struct HeldFrame {
 };
 
 // Walks over the bytes of one visit, chunk by chunk. A chunk is one section of the frame with the
-// checksum that is stored with it; of a whole frame the header is the first chunk.
+// checksum that is stored with it; of a whole frame the header is the first chunk. A layer-major
+// visit to a whole frame has the sections that its layer needs and no earlier one has brought: none,
+// often.
 class ChunkCursor {
  public:
   ChunkCursor() = default;
   // REQUIRES: the frame was read as shape.read_as().
-  // DataLoss: sections do not meet the bounds of the layers.
+  // DataLoss: sections do not meet the bounds of the layers, or do not say which layers they have.
   static absl::StatusOr<ChunkCursor> Make(const FrameView& frame, const FetchShape& shape,
                                           const FetchStep& step);
 
@@ -81,6 +83,8 @@ class ChunkCursor {
   void Advance();
 
  private:
+  absl::Status CutForLayers(const FetchShape& shape, const FetchStep& step);
+
   const FrameView* frame_ = nullptr;
   bool header_done_ = true;
   std::size_t section_ = 0;

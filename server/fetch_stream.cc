@@ -2,6 +2,7 @@
 
 #include <grpcpp/support/slice.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,8 @@ namespace {
 
 // So large a part of the streams' memory is kept for first frames.
 constexpr std::size_t kReserveParts = 4;
+// Blocks of fewer tokens than this decode slowly, each for itself.
+constexpr std::size_t kDecodeTokens = 64;
 
 // A slice of a frame that keeps the frame alive until gRPC lets go of it.
 grpc::Slice MakeSlice(const FetchMessage::Run& run) {
@@ -50,14 +53,15 @@ absl::Status FetchStream::Prepare(const grpc::ByteBuffer& request) {
   if (request_.model_id().empty()) request_.set_model_id(request_.prefix().model_id());
   if (request_.has_prefix()) request_.mutable_prefix()->set_model_id(request_.model_id());
 
-  std::shared_ptr<const KvGeometry> geometry;
-  if (FetchShape::NeedsGeometry(request_)) {
-    KV_ASSIGN_OR_RETURN(geometry,
-                        context_.geometries.Get(IdFromProto<ModelId>(request_.model_id())));
-  }
-  KV_ASSIGN_OR_RETURN(FetchShape shape, FetchShape::Make(request_, std::move(geometry)));
+  KV_ASSIGN_OR_RETURN(const std::shared_ptr<const KvGeometry> geometry,
+                      context_.geometries.Get(IdFromProto<ModelId>(request_.model_id())));
+  KV_ASSIGN_OR_RETURN(FetchShape shape, FetchShape::Make(request_, geometry));
+  const std::size_t group_blocks =
+      (kDecodeTokens + geometry->block_tokens() - 1) / geometry->block_tokens();
   absl::MutexLock lock(&mutex_);
   shape_ = std::move(shape);
+  decode_ahead_bytes_ =
+      std::max(context_.read_ahead_bytes, 2 * group_blocks * geometry->raw_block_bytes());
   return absl::OkStatus();
 }
 
@@ -133,15 +137,17 @@ void FetchStream::Pump() {
       }
     }
   }
-  for (PendingRead& read : reads) {
-    auto reservation = std::make_shared<ByteReservation>(std::move(read.reservation));
-    context_.engine.ReadFrame(*read.stored, read.as,
-                              [self = shared_from_this(), number = read.slot_number,
-                               reservation](absl::StatusOr<LoadedFrame> loaded) {
-                                self->OnFrameRead(number, std::move(*reservation),
-                                                  std::move(loaded));
-                              });
-  }
+  if (reads.empty()) return;
+  std::vector<StoredFrame> frames;
+  for (const PendingRead& read : reads) frames.push_back(*read.stored);
+  const ReadAs as = request_.encoding() == v1::ENCODING_FRAME ? ReadAs::kFrame : ReadAs::kRaw;
+  const auto pending = std::make_shared<std::vector<PendingRead>>(std::move(reads));
+  context_.engine.ReadFrames(
+      frames, as,
+      [self = shared_from_this(), pending](std::size_t i, absl::StatusOr<LoadedFrame> loaded) {
+        PendingRead& read = (*pending)[i];
+        self->OnFrameRead(read.slot_number, std::move(read.reservation), std::move(loaded));
+      });
 }
 
 void FetchStream::ReadAhead(std::vector<PendingRead>* reads) {
@@ -158,10 +164,16 @@ void FetchStream::ReadAhead(std::vector<PendingRead>* reads) {
       continue;
     }
     const std::size_t frame_bytes = stored->loaded_bytes(shape_.read_as());
-    if (ahead_bytes_ > 0 && ahead_bytes_ + frame_bytes > context_.read_ahead_bytes) return;
+    const auto resident = resident_.find(step.block_index);
+    const bool decodes = resident == resident_.end() && Decodes(*stored);
+    // Its first visit decodes it.
+    if (decodes && !step.first_visit) return;
+    const std::size_t ahead_max = decodes ? decode_ahead_bytes_ : context_.read_ahead_bytes;
+    if (ahead_bytes_ > 0 && ahead_bytes_ + frame_bytes > ahead_max) return;
+    // One at a time would come as soon as one has left.
+    if (decodes && reads->empty() && ahead_bytes_ > ahead_max / 2) return;
 
     ByteReservation reservation;
-    const auto resident = resident_.find(step.block_index);
     if (resident == resident_.end() && !Reserve(frame_bytes, &reservation)) return;
     ++next_step_;
     ahead_bytes_ += frame_bytes;
@@ -173,8 +185,8 @@ void FetchStream::ReadAhead(std::vector<PendingRead>* reads) {
       SetFrame(slot, *std::move(loaded), std::move(reservation));
     } else {
       slot.reading = true;
-      reads->push_back({first_slot_number_ + slots_.size() - 1, &*stored, shape_.read_as(),
-                        std::move(reservation)});
+      reads->push_back(
+          {first_slot_number_ + slots_.size() - 1, &*stored, std::move(reservation)});
     }
   }
 }
@@ -214,13 +226,20 @@ bool FetchStream::Reserve(std::size_t frame_bytes, ByteReservation* reservation)
 
 void FetchStream::SetFrame(Slot& slot, LoadedFrame loaded, ByteReservation reservation) {
   const std::size_t frame_bytes = loaded.bytes.view.size();
-  if (shape_.layer_major && !slot.step.last_visit &&
-      context_.resident_budget.TryAcquire(frame_bytes)) {
-    // Counted there instead, for as long as it stays.
-    reservation = ByteReservation(&context_.resident_budget, frame_bytes);
-    slot.frame = std::make_shared<const HeldFrame>(std::move(loaded), std::move(reservation));
-    resident_.emplace(slot.step.block_index, slot.frame);
-    return;
+  if (shape_.layer_major && !slot.step.last_visit) {
+    if (context_.resident_budget.TryAcquire(frame_bytes)) {
+      // Counted there instead, for as long as it stays.
+      reservation = ByteReservation(&context_.resident_budget, frame_bytes);
+      slot.frame = std::make_shared<const HeldFrame>(std::move(loaded), std::move(reservation));
+      resident_.emplace(slot.step.block_index, slot.frame);
+      return;
+    }
+    if (Decodes(*stored_[slot.step.block_index])) {
+      // Decoding it again for each of its layers would cost more than the rest of the fetch.
+      slot.status = absl::UnavailableError(
+          "no memory for the layers of a decoded block; retry, or fetch it as ENCODING_FRAME");
+      return;
+    }
   }
   slot.frame = std::make_shared<const HeldFrame>(std::move(loaded), std::move(reservation));
 }

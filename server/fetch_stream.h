@@ -27,6 +27,9 @@ namespace kvtrie {
 // has taken; one write is in flight; messages share the frames' memory. Memory of a frame counts
 // against the budget of all streams until the socket has taken its last byte.
 //
+// Blocks that have to be decoded are read in groups, which decode together. Layer-major, each is
+// decoded once, and stays until its last visit.
+//
 // Owns itself from Start until OnDone.
 class FetchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                           public TrackedStream,
@@ -56,7 +59,6 @@ class FetchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   struct PendingRead {
     std::uint64_t slot_number;
     const StoredFrame* stored;
-    ReadAs as;
     ByteReservation reservation;
   };
   // Bounds the bookkeeping of fetches of very small blocks and of misses.
@@ -74,6 +76,9 @@ class FetchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   // False: memory has to be waited for.
   bool Reserve(std::size_t frame_bytes, ByteReservation* reservation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Decodes(const StoredFrame& stored) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return shape_.read_as() == ReadAs::kRaw && stored.codec != CodecId::kRaw;
+  }
   void SetFrame(Slot& slot, LoadedFrame loaded, ByteReservation reservation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnFrameRead(std::uint64_t slot_number, ByteReservation reservation,
@@ -97,6 +102,8 @@ class FetchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   FetchShape shape_ ABSL_GUARDED_BY(mutex_);
   FetchSteps steps_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::optional<StoredFrame>> stored_ ABSL_GUARDED_BY(mutex_);
+  // What may be read ahead of blocks that have to be decoded: two groups of them at least.
+  std::size_t decode_ahead_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::size_t next_step_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Slot> slots_ ABSL_GUARDED_BY(mutex_);

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "server/metrics.h"
 #include "storage/base/status_macros.h"
+#include "storage/engine/profile_block_decoder.h"
 
 namespace kvtrie {
 namespace {
@@ -65,6 +66,12 @@ KvServer::KvServer(const ServerConfig& config, Clock& clock)
       stream_budget_(config.stream_memory_bytes),
       resident_budget_(config.stream_memory_bytes),
       timer_(std::make_unique<TimerThread>()) {}
+
+absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(const ServerConfig& config,
+                                                          Clock& clock) {
+  return Start(config, clock,
+               std::make_shared<ProfileBlockDecoder>(config.engine.codec_memory_bytes));
+}
 
 absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(
     const ServerConfig& config, Clock& clock, std::shared_ptr<const BlockDecoder> decoder) {

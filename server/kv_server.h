@@ -46,11 +46,13 @@ struct BoundAddresses {
 // finish, or are cancelled when half of the grace time is over -> store closes.
 class KvServer {
  public:
-  // Errors: those of Engine::OpenEmbedded; Unavailable when an address cannot be bound. `decoder`
-  // may be null: then coded blocks are served as frames only.
+  // With a decoder of all codecs. Errors: those of Engine::OpenEmbedded; Unavailable when an address
+  // cannot be bound.
+  static absl::StatusOr<std::unique_ptr<KvServer>> Start(const ServerConfig& config,
+                                                         Clock& clock = SystemClock());
+  // `decoder` may be null: then coded blocks are served as frames only.
   static absl::StatusOr<std::unique_ptr<KvServer>> Start(
-      const ServerConfig& config, Clock& clock = SystemClock(),
-      std::shared_ptr<const BlockDecoder> decoder = nullptr);
+      const ServerConfig& config, Clock& clock, std::shared_ptr<const BlockDecoder> decoder);
   // Stops at once if Stop was not called.
   ~KvServer();
 

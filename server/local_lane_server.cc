@@ -414,13 +414,13 @@ class LocalLaneServer::Connection {
     std::vector<absl::StatusOr<LoadedFrame>> frames(end - first,
                                                     absl::UnavailableError("not read"));
     absl::BlockingCounter remaining(static_cast<int>(end - first));
-    for (std::size_t i = first; i < end; ++i) {
-      context_.engine.ReadFrame(*stored[on_disk[i]], shape.read_as(),
-                                [&frames, &remaining, slot = i - first](auto loaded) {
-                                  frames[slot] = std::move(loaded);
-                                  remaining.DecrementCount();
-                                });
-    }
+    std::vector<StoredFrame> batch;
+    for (std::size_t i = first; i < end; ++i) batch.push_back(*stored[on_disk[i]]);
+    context_.engine.ReadFrames(batch, shape.read_as(),
+                               [&frames, &remaining](std::size_t slot, auto loaded) {
+                                 frames[slot] = std::move(loaded);
+                                 remaining.DecrementCount();
+                               });
     remaining.Wait();
     for (std::size_t i = first; i < end; ++i) {
       const absl::StatusOr<LoadedFrame>& loaded = frames[i - first];

@@ -36,6 +36,10 @@ constexpr StatMetric kCounters[] = {
      &EngineStats::undecoded_blocks_total},
     {"kvtrie_decode_errors_total", "Coded blocks that failed to decode.",
      &EngineStats::decode_errors_total},
+    {"kvtrie_codec_hits_total", "Times a codec was wanted that was in memory.",
+     &EngineStats::codec_hits_total},
+    {"kvtrie_codec_builds_total", "Times a codec was made of its profile.",
+     &EngineStats::codec_builds_total},
     {"kvtrie_damaged_profiles_total", "Profiles that failed their check; dropped, never used.",
      &EngineStats::damaged_profiles_total},
     {"kvtrie_put_blocks_total", "Blocks put: stored, duplicate and failed.",
@@ -72,6 +76,8 @@ constexpr StatMetric kGauges[] = {
     {"kvtrie_live_raw_bytes", "What the stored frames are raw.", &EngineStats::raw_live_bytes},
     {"kvtrie_profiles", "Codec profiles.", &EngineStats::profile_count},
     {"kvtrie_profile_bytes", "Disk space of codec profiles.", &EngineStats::profile_bytes},
+    {"kvtrie_codecs", "Codecs in memory, made of profiles.", &EngineStats::codec_count},
+    {"kvtrie_codec_bytes", "What they take.", &EngineStats::codec_bytes},
     {"kvtrie_disk_bytes", "What du shows of the data folder.", &EngineStats::disk_bytes},
     {"kvtrie_disk_limit_bytes", "Bound on it.", &EngineStats::disk_limit_bytes},
     {"kvtrie_segments", "Segment files.", &EngineStats::segment_count},
@@ -89,6 +95,8 @@ constexpr StatMetric kGauges[] = {
     {"kvtrie_pending_free_bytes", "Unlinked, not given back yet.",
      &EngineStats::pending_free_bytes},
     {"kvtrie_io_queue_length", "Requests that wait for the disk.", &EngineStats::io_queue_length},
+    {"kvtrie_decode_queue_length", "Groups of blocks that wait to be decoded.",
+     &EngineStats::decode_queue_length},
 };
 
 const char* NameOf(CodecId codec) {
@@ -144,6 +152,23 @@ std::vector<prometheus::MetricFamily> ToMetrics(const EngineStats& stats) {
   }
   families.push_back(std::move(frames));
   families.push_back(std::move(frame_bytes));
+  prometheus::MetricFamily failures{"kvtrie_decode_failures_total",
+                                    "Coded blocks that failed to decode, by reason.",
+                                    prometheus::MetricType::Counter,
+                                    {}};
+  for (const auto& [reason, value] :
+       {std::pair("damaged", stats.undecodable_frames_total),
+        std::pair("profile_missing", stats.missing_profiles_total),
+        std::pair("profile_unusable", stats.unusable_profiles_total)}) {
+    prometheus::ClientMetric metric;
+    metric.label = {{"reason", reason}};
+    metric.counter.value = static_cast<double>(value);
+    failures.metric.push_back(std::move(metric));
+  }
+  families.push_back(std::move(failures));
+  families.push_back(Family("kvtrie_decode_seconds_total",
+                            "Time spent in decoding blocks, over all threads.",
+                            prometheus::MetricType::Counter, stats.decode_seconds_total));
   families.push_back(Family("kvtrie_degraded",
                             "1 when the store does not serve in full (see GetStatus or /readyz).",
                             prometheus::MetricType::Gauge, stats.degraded.empty() ? 0 : 1));

@@ -234,9 +234,6 @@ absl::Status CheckFetch(const v1::FetchRequest& request, const RequestLimits& li
   }
   KV_RETURN_IF_ERROR(CheckEncoding(request.encoding()));
   if (request.encoding() == v1::ENCODING_FRAME) {
-    if (request.order() == v1::FETCH_ORDER_LAYER_MAJOR) {
-      return Invalid("order: LAYER_MAJOR needs ENCODING_RAW");
-    }
     if (request.first_layer() != 0 || request.layer_count() != 0) {
       return Invalid(request.first_layer() != 0 ? "first_layer" : "layer_count",
                      ": needs ENCODING_RAW");

@@ -110,6 +110,11 @@ ABSL_FLAG(ByteSize, put_memory_bytes, ByteSize{256 * kMiB},
 ABSL_FLAG(
     ByteSize, index_bytes_max, ByteSize{2 * kGiB},
     "Index of blocks in memory, about 100 bytes each. When it is full, the least valuable go.");
+ABSL_FLAG(ByteSize, codec_memory_bytes, ByteSize{512 * kMiB},
+          "Codecs kept to decode blocks for clients that want raw KV; each takes about twice its "
+          "model's profile.");
+ABSL_FLAG(std::uint32_t, decode_threads, 2,
+          "Threads that decode for those clients. Clients that decode themselves need none.");
 ABSL_FLAG(std::uint32_t, io_threads, 4, "Threads that read and write the disk.");
 ABSL_FLAG(std::uint32_t, io_queue_max, 4096,
           "Requests that may wait for those threads; more are refused with UNAVAILABLE.");
@@ -280,6 +285,9 @@ class ConfigBuilder {
     engine->token_cache_bytes = absl::GetFlag(FLAGS_token_cache_bytes).bytes;
     engine->put_memory_bytes = absl::GetFlag(FLAGS_put_memory_bytes).bytes;
     engine->index_bytes_max = absl::GetFlag(FLAGS_index_bytes_max).bytes;
+    engine->codec_memory_bytes = absl::GetFlag(FLAGS_codec_memory_bytes).bytes;
+    engine->decode_threads =
+        Between("decode_threads", absl::GetFlag(FLAGS_decode_threads), 1u, 256u);
     engine->io_threads = Between("io_threads", absl::GetFlag(FLAGS_io_threads), 1u, 256u);
     engine->io_queue_max = Between("io_queue_max", absl::GetFlag(FLAGS_io_queue_max), 1u, 1u << 20);
     engine->sync_interval = Milliseconds("sync_interval", absl::GetFlag(FLAGS_sync_interval),

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/client.h"
 #include "client/ctl/bench_workload.h"
 #include "client/ctl/process_cpu.h"
@@ -42,6 +43,7 @@ struct BlockRef {
 struct Samples {
   std::vector<double> latency_us;
   std::uint64_t blocks = 0;
+  std::uint64_t frame_bytes = 0;  // encoded
 };
 
 // One thread with its connections and its memory.
@@ -55,6 +57,13 @@ class Worker {
     client_options.local_region_bytes = buffer_blocks * stride + (std::size_t{8} << 20);
     KV_ASSIGN_OR_RETURN(client_, Client::Create(std::move(client_options)));
     KV_ASSIGN_OR_RETURN(model_, client_->RegisterModel(spec));
+    const bool coded = options_.quality != Quality::kExact;
+    if (coded && options_.quality != Quality::kUnrated && model_.profile.empty()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "nothing can be coded at this level: the server has no profile for the model ", spec.name,
+          ", revision ", spec.weights_revision,
+          " (kvtrie profile put); exact and unrated need none"));
+    }
     if (client_->local_region() != nullptr) {
       KV_ASSIGN_OR_RETURN(region_buffer_,
                           client_->local_region()->Allocate(buffer_blocks * stride));
@@ -86,6 +95,7 @@ class Worker {
         paths.back().first_block = blocks[i].index;
         paths.back().eager = true;
         paths.back().durable = options_.durable;
+        paths.back().quality = options_.quality;
         tokens.emplace_back();
       }
       bytes.back().push_back(Block(i));
@@ -103,7 +113,10 @@ class Worker {
     const std::vector<PutReport> reports = client_->Put(paths);
     const auto ended = SteadyClock::now();
     for (const PutReport& report : reports) {
-      for (const PutBlockReport& block : report.blocks) KV_RETURN_IF_ERROR(block.status);
+      for (const PutBlockReport& block : report.blocks) {
+        KV_RETURN_IF_ERROR(block.status);
+        samples->frame_bytes += block.frame_bytes;
+      }
       if (report.duplicate_blocks > 0) {
         return absl::FailedPreconditionError("these blocks are stored already: use another --seed");
       }
@@ -114,17 +127,28 @@ class Worker {
 
   absl::Status Get(std::span<const BlockRef> blocks, std::span<const TrieNodeId> nodes,
                    Samples* samples) {
+    const bool exact = options_.quality == Quality::kExact;
+    std::vector<std::vector<TokenId>> tokens;
     std::vector<FetchTarget> targets;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       StampBlock(Block(i), ~blocks[i].session, blocks[i].index);  // what was there counts as wrong
-      targets.push_back({nodes[i], Block(i)});
+      FetchTarget& target = targets.emplace_back();
+      target.node = nodes[i];
+      target.raw = Block(i);
+      if (exact) continue;
+      tokens.push_back(BenchTokens(options_.seed, blocks[i].session, blocks[i].index + 1));
+      target.first_position = blocks[i].index * kBenchBlockTokens;
+      target.tokens = std::span(tokens.back()).subspan(target.first_position);
     }
+    FetchOptions fetch_options;
+    fetch_options.min_quality = options_.quality;
     const auto began = SteadyClock::now();
-    const FetchReport report = client_->Fetch(model_.id, targets);
+    const FetchReport report = client_->Fetch(model_.id, targets, fetch_options);
     const auto ended = SteadyClock::now();
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       if (!report.blocks[i].loaded()) return report.blocks[i].status;
-      if (!HasStamp(Block(i), blocks[i].session, blocks[i].index)) {
+      // What is lossy was held against its place and tokens by the client.
+      if (exact && !HasStamp(Block(i), blocks[i].session, blocks[i].index)) {
         return absl::DataLossError("a block came back wrong");
       }
     }
@@ -137,7 +161,10 @@ class Worker {
                                                 Samples* samples) {
     const std::vector<TokenId> tokens = BenchTokens(options_.seed, session, block_count);
     const auto began = SteadyClock::now();
-    KV_ASSIGN_OR_RETURN(const v1::LookupResult result, client_->Lookup(model_.id, tokens));
+    LookupOptions lookup_options;
+    lookup_options.min_quality = options_.quality;
+    KV_ASSIGN_OR_RETURN(const v1::LookupResult result,
+                        client_->Lookup(model_.id, tokens, lookup_options));
     if (samples != nullptr) Count(began, SteadyClock::now(), block_count, samples);
     if (result.matched_blocks() != block_count || result.blocks_size() != 1 ||
         result.blocks(0).node_ids().size() != block_count * TrieNodeId::kBytes) {
@@ -461,10 +488,12 @@ absl::StatusOr<std::vector<BenchRow>> RunBench(const BenchOptions& options) {
     BenchRow row;
     std::vector<double> latency_us;
     std::uint64_t blocks = 0;
+    std::uint64_t frame_bytes = 0;
     for (const auto& job : jobs) {
       const Samples& samples = job->samples[kind].second;
       latency_us.insert(latency_us.end(), samples.latency_us.begin(), samples.latency_us.end());
       blocks += samples.blocks;
+      frame_bytes += samples.frame_bytes;
     }
     std::sort(latency_us.begin(), latency_us.end());
     row.peer = options.client.lane == Lane::kShm ? "kvtrie-shm" : "kvtrie";
@@ -479,6 +508,10 @@ absl::StatusOr<std::vector<BenchRow>> RunBench(const BenchOptions& options) {
       }
     }
     row.keys_per_s = static_cast<double>(blocks) / seconds;
+    if (frame_bytes > 0) {
+      row.stored_part =
+          static_cast<double>(frame_bytes) / static_cast<double>(blocks * options.block_bytes);
+    }
     row.p50_us = Percentile(latency_us, 50);
     row.p99_us = Percentile(latency_us, 99);
     rows.push_back(std::move(row));

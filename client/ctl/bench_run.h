@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/client_options.h"
+#include "storage/kv/quality.h"
 
 namespace kvtrie {
 
@@ -27,6 +28,8 @@ struct BenchOptions {
   bool cold = false;    // names the row get_disk
   bool warmup = false;  // one pass that does not count
   bool durable = false;
+  // Below exact, blocks are encoded and decoded by the client.
+  Quality quality = Quality::kExact;
   std::optional<pid_t> server_pid;  // none: only the client's CPU time is known
 };
 
@@ -43,11 +46,13 @@ struct BenchRow {
   double keys_per_s = 0;
   double p50_us = 0;
   double p99_us = 0;
+  std::optional<double> stored_part;  // put: stored bytes by raw ones, where the client encodes
 };
 
 // Runs one benchmark against a server, and checks what it reads.
-// NotFound: what is to be read was not put with this seed. FailedPrecondition: what is to be put is
-// stored already.
+// NotFound: what is to be read was not put with this seed, or not at this level.
+// FailedPrecondition: what is to be put is stored already; the server has no profile to code at
+// this level.
 absl::StatusOr<std::vector<BenchRow>> RunBench(const BenchOptions& options);
 
 }  // namespace kvtrie

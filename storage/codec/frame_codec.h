@@ -39,6 +39,9 @@ class FrameCodec {
   // `residual` may be null: the model has no profile then. It is of this spec.
   FrameCodec(const ModelSpec& spec, std::shared_ptr<const ResidualCodec> residual);
 
+  // Null: without a profile.
+  const ResidualCodec* residual() const { return residual_.get(); }
+
   // In order. REQUIRES: sizes as the model's geometry says.
   absl::StatusOr<std::vector<EncodedFrame>> Encode(std::span<const BlockToEncode> blocks,
                                                    Quality quality) const;

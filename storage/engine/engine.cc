@@ -107,6 +107,7 @@ Engine::Core::~Core() {
   // syncer.
   blocking_pool_->Finish();
   read_pool_->Finish();
+  decode_pool_->Finish();
   write_pool_->Finish();
   {
     absl::MutexLock lock(&sync_mutex_);
@@ -694,6 +695,17 @@ EngineStats Engine::Core::Stats() {
   stats.decoded_blocks_total = c.decoded_blocks;
   stats.undecoded_blocks_total = c.undecoded_blocks;
   stats.decode_errors_total = c.decode_errors;
+  stats.undecodable_frames_total = c.undecodable_frames;
+  stats.decode_seconds_total = static_cast<double>(c.decode_nanoseconds) * 1e-9;
+  if (decoder_ != nullptr) {
+    const BlockDecoderStats decoder = decoder_->Stats();
+    stats.missing_profiles_total = decoder.missing_profiles_total;
+    stats.unusable_profiles_total = decoder.unusable_profiles_total;
+    stats.codec_hits_total = decoder.codecs.hits_total;
+    stats.codec_builds_total = decoder.codecs.builds_total;
+    stats.codec_count = decoder.codecs.codecs;
+    stats.codec_bytes = decoder.codecs.bytes;
+  }
   stats.put_blocks_total = c.put_blocks;
   stats.stored_blocks_total = c.stored_blocks;
   stats.duplicate_blocks_total = c.duplicate_blocks;
@@ -744,6 +756,7 @@ EngineStats Engine::Core::Stats() {
   stats.open_puts = open_puts_;
   stats.io_queue_length =
       read_pool_->queue_length() + write_pool_->queue_length() + blocking_pool_->queue_length();
+  stats.decode_queue_length = decode_pool_->queue_length();
   stats.degraded = DegradedReasons();
   absl::MutexLock lock(&sync_mutex_);
   stats.pending_free_bytes = pending_free_bytes_;
@@ -804,7 +817,13 @@ std::optional<LoadedFrame> Engine::TryReadFrame(const StoredFrame& frame, ReadAs
 }
 void Engine::ReadFrame(const StoredFrame& frame, ReadAs as,
                        std::function<void(absl::StatusOr<LoadedFrame>)> on_read) {
-  core_->ReadFrame(frame, as, std::move(on_read));
+  core_->ReadFrames({&frame, 1}, as,
+                    [on_read = std::move(on_read)](std::size_t, absl::StatusOr<LoadedFrame> loaded) {
+                      on_read(std::move(loaded));
+                    });
+}
+void Engine::ReadFrames(std::span<const StoredFrame> frames, ReadAs as, OnFrameRead on_read) {
+  core_->ReadFrames(frames, as, std::move(on_read));
 }
 absl::StatusOr<std::unique_ptr<PutSession>> Engine::BeginPut(TenantId tenant,
                                                              const PutAnnouncement& put) {

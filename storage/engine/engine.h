@@ -17,6 +17,7 @@
 #include "storage/base/clock.h"
 #include "storage/base/shared_bytes.h"
 #include "storage/codec/frame.h"
+#include "storage/codec/section_layers.h"  // for readers of layers of a LoadedFrame
 #include "storage/engine/block_decoder.h"
 #include "storage/engine/engine_options.h"
 #include "storage/engine/engine_stats.h"
@@ -238,6 +239,10 @@ class Engine {
   // device fails.
   void ReadFrame(const StoredFrame& frame, ReadAs as,
                  std::function<void(absl::StatusOr<LoadedFrame>)> on_read);
+  // The same for frames of one model, with an index among them; what has to be decoded is decoded
+  // together.
+  using OnFrameRead = std::function<void(std::size_t, absl::StatusOr<LoadedFrame>)>;
+  void ReadFrames(std::span<const StoredFrame> frames, ReadAs as, OnFrameRead on_read);
 
   // Begins a put. The session holds what the new blocks hang on; see put_session.h. May block.
   absl::StatusOr<std::unique_ptr<PutSession>> BeginPut(TenantId tenant, const PutAnnouncement& put);

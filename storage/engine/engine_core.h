@@ -56,7 +56,8 @@ struct EngineCounters {
       raw_bytes{0};
   Counter evicted_blocks{0}, evicted_frames{0}, evicted_bytes{0}, expired_blocks{0},
       deleted_blocks{0}, refused_full{0};
-  Counter decoded_blocks{0}, undecoded_blocks{0}, decode_errors{0};
+  Counter decoded_blocks{0}, undecoded_blocks{0}, decode_errors{0}, undecodable_frames{0};
+  std::atomic<std::int64_t> decode_nanoseconds{0};
   Counter token_cache_misses{0}, syncs{0}, sync_errors{0};
 };
 
@@ -133,8 +134,7 @@ class Engine::Core {
                                                std::uint32_t first_block, std::uint32_t block_count,
                                                Quality min_quality, ReadAs as);
   std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame, ReadAs as);
-  void ReadFrame(const StoredFrame& frame, ReadAs as,
-                 std::function<void(absl::StatusOr<LoadedFrame>)> on_read);
+  void ReadFrames(std::span<const StoredFrame> frames, ReadAs as, OnFrameRead on_read);
 
   // --- engine_profiles.cc ---
   absl::StatusOr<std::unique_ptr<ProfileUpload>> BeginProfile(TenantId tenant,
@@ -251,8 +251,12 @@ class Engine::Core {
   StoredFrame FrameInIndex(const IndexNode& node) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // The frame as it lies on disk; DataLoss when it is not what the node names.
   absl::StatusOr<LoadedFrame> LoadFrame(const StoredFrame& frame);
-  absl::StatusOr<LoadedFrame> DecodeFrame(const StoredFrame& stored, const LoadedFrame& loaded);
-  absl::StatusOr<LoadedFrame> ReadDecoded(const StoredFrame& stored);
+  // The tokens of a node of this model. NotFound: it is gone.
+  absl::StatusOr<std::vector<TokenId>> TokensOf(const TrieNodeId& node, const ModelId& model);
+  // Raw frames of frames of one model, none of which is raw.
+  std::vector<absl::StatusOr<LoadedFrame>> DecodeFrames(std::span<const StoredFrame> stored,
+                                                        std::span<const LoadedFrame> loaded);
+  void ReadDecoded(std::span<const StoredFrame> frames, const OnFrameRead& on_read);
   // LoadFrame for a reader: counted, and a frame that is bad is dropped.
   absl::StatusOr<LoadedFrame> ReadFromDisk(const StoredFrame& frame);
   // Whether the node still names this frame.
@@ -405,6 +409,7 @@ class Engine::Core {
 
   std::unique_ptr<WorkPool> read_pool_;
   std::unique_ptr<WorkPool> write_pool_;
+  std::unique_ptr<WorkPool> decode_pool_;  // reads what it decodes
   std::thread syncer_;
   std::thread prefaulter_;
   std::atomic<std::uint64_t> prefaulted_bytes_{0};

@@ -25,6 +25,9 @@ absl::Status EngineOptions::Validate() const {
   if (put_memory_bytes < kMiB) return fault("put_memory_bytes", "must be at least 1 MiB");
   if (index_bytes_max < kMiB) return fault("index_bytes_max", "must be at least 1 MiB");
   if (io_threads < 1 || io_threads > 256) return fault("io_threads", "must be between 1 and 256");
+  if (decode_threads < 1 || decode_threads > 256) {
+    return fault("decode_threads", "must be between 1 and 256");
+  }
   if (io_queue_max < 1) return fault("io_queue_max", "must be at least 1");
   if (sync_interval.count() < 1) return fault("sync_interval", "must be at least 1 ms");
   if (lease_max.count() < 1) return fault("lease_max", "must be at least 1 ms");

@@ -81,7 +81,9 @@ absl::Status Engine::Core::DeleteProfile(const ProfileId& id) {
         absl::StrCat("profile_id ", id.ToHex(), ": ", frames,
                      " stored frames name it; delete their blocks first"));
   }
-  return profiles_->Remove(id);
+  KV_RETURN_IF_ERROR(profiles_->Remove(id));
+  if (decoder_ != nullptr) decoder_->Forget(id);
+  return absl::OkStatus();
 }
 
 }  // namespace kvtrie

@@ -185,96 +185,173 @@ absl::StatusOr<LoadedFrame> Engine::Core::ReadFromDisk(const StoredFrame& frame)
   return loaded.status();
 }
 
-// The raw frame that a frame decodes to, as if it were stored so: what is served in layers and
-// chunks needs nothing else.
-absl::StatusOr<LoadedFrame> Engine::Core::DecodeFrame(const StoredFrame& stored,
-                                                      const LoadedFrame& loaded) {
-  std::shared_ptr<const RegisteredModel> model;
+absl::StatusOr<std::vector<TokenId>> Engine::Core::TokensOf(const TrieNodeId& node,
+                                                            const ModelId& model) {
   TenantId tenant;
-  std::vector<TokenId> tokens;
   {
     absl::ReaderMutexLock lock(&index_mutex_);
-    const NodeRef ref = index_.FindById(stored.node);
-    if (ref == 0) return absl::NotFoundError("block: not stored any more");
-    const IndexNode& node = index_.node(ref);
-    tenant = index_.model(node.model).tenant;
-    const auto registered = models_.find(node.model);
-    KV_CHECK(registered != models_.end());  // its frames are found by its model
-    model = registered->second;
-    const auto cached = index_.CachedTokens(ref);
-    tokens.assign(cached.begin(), cached.end());
-  }
-  if (tokens.empty()) {
-    KV_ASSIGN_OR_RETURN(NodeRow row, ReadRow(tenant, stored.node));
-    tokens = std::move(row.tokens);
-  }
-
-  const KvGeometry& geometry = model->geometry;
-  const std::vector<std::uint32_t> section_bytes = RawSectionBytes(geometry);
-  const std::size_t header_bytes = FrameHeaderBytes(section_bytes.size());
-  auto buffer = std::make_shared<AlignedBuffer>(model->raw_frame_bytes);
-  const std::span<std::byte> frame(buffer->data(), model->raw_frame_bytes);
-  const std::span<std::byte> raw = frame.subspan(header_bytes);
-  KV_RETURN_IF_ERROR(
-      decoder_->Decode({loaded.view, tokens, model->spec, geometry}, *profiles_, raw));
-
-  std::vector<FrameSection> sections;
-  std::size_t begin = 0;
-  for (const std::uint32_t bytes : section_bytes) {
-    sections.push_back({bytes, Crc32c(raw.subspan(begin, bytes))});
-    begin += bytes;
-  }
-  WriteFrameHeader({.model = loaded.view.model(), .raw_bytes = raw.size(), .sections = sections},
-                   frame.first(header_bytes));
-  auto view = FrameView::Parse(frame);
-  KV_CHECK(view.ok());
-  return LoadedFrame{{std::move(buffer), frame}, *view};
-}
-
-absl::StatusOr<LoadedFrame> Engine::Core::ReadDecoded(const StoredFrame& stored) {
-  auto loaded = TryReadFrame(stored, ReadAs::kFrame);
-  if (!loaded) {
-    KV_ASSIGN_OR_RETURN(loaded, ReadFromDisk(stored));
-    tier_.Insert(stored.at, loaded->bytes);
-  }
-  auto decoded = DecodeFrame(stored, *loaded);
-  if (decoded.ok()) {
-    counters_.decoded_blocks.fetch_add(1, std::memory_order_relaxed);
-    return decoded;
-  }
-  if (absl::IsNotFound(decoded.status())) return decoded.status();
-  counters_.decode_errors.fetch_add(1, std::memory_order_relaxed);
-  if (absl::IsDataLoss(decoded.status())) {
-    counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
-    DropCorruptFrame(stored);
-  }
-  return decoded.status();
-}
-
-void Engine::Core::ReadFrame(const StoredFrame& frame, ReadAs as,
-                             std::function<void(absl::StatusOr<LoadedFrame>)> on_read) {
-  if (auto loaded = TryReadFrame(frame, as)) {
-    on_read(*std::move(loaded));
-    return;
-  }
-  const bool decodes = as == ReadAs::kRaw && frame.codec != CodecId::kRaw;
-  if (decodes && decoder_ == nullptr) {
-    counters_.undecoded_blocks.fetch_add(1, std::memory_order_relaxed);
-    on_read(absl::FailedPreconditionError("stored coded; fetch it as ENCODING_FRAME"));
-    return;
-  }
-  const auto shared =
-      std::make_shared<std::function<void(absl::StatusOr<LoadedFrame>)>>(std::move(on_read));
-  const bool posted = read_pool_->TryPost([this, frame, decodes, shared] {
-    if (decodes) {
-      (*shared)(ReadDecoded(frame));
-      return;
+    const NodeRef ref = index_.FindById(node);
+    if (ref == 0 || index_.model(index_.node(ref).model).model != model) {
+      return absl::NotFoundError("block: not stored any more");
     }
-    auto loaded = ReadFromDisk(frame);
-    if (loaded.ok()) tier_.Insert(frame.at, loaded->bytes);
-    (*shared)(std::move(loaded));
-  });
-  if (!posted) (*shared)(absl::UnavailableError("too many reads are waiting for the disk"));
+    tenant = index_.model(index_.node(ref).model).tenant;
+    const auto cached = index_.CachedTokens(ref);
+    if (!cached.empty()) return std::vector<TokenId>(cached.begin(), cached.end());
+  }
+  KV_ASSIGN_OR_RETURN(NodeRow row, ReadRow(tenant, node));
+  return std::move(row.tokens);
+}
+
+// Each comes out as if it were stored raw: what is served in layers and chunks needs nothing else.
+std::vector<absl::StatusOr<LoadedFrame>> Engine::Core::DecodeFrames(
+    std::span<const StoredFrame> stored, std::span<const LoadedFrame> loaded) {
+  std::vector<absl::StatusOr<LoadedFrame>> results(
+      stored.size(), absl::NotFoundError("block: not stored any more"));
+  const ModelId model_id = loaded.front().view.model();
+  std::shared_ptr<const RegisteredModel> model;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (const auto& [slot, registered] : models_) {
+      if (index_.model(slot).model == model_id) model = registered;
+    }
+  }
+  KV_CHECK(model != nullptr);  // its frames are found by its model
+
+  const std::vector<std::uint32_t> section_bytes = RawSectionBytes(model->geometry);
+  const std::size_t header_bytes = FrameHeaderBytes(section_bytes.size());
+  struct Decoding {
+    std::size_t index;
+    std::vector<TokenId> tokens;
+    std::shared_ptr<AlignedBuffer> buffer;
+  };
+  std::vector<Decoding> decodings;
+  std::vector<FrameToDecode> to_decode;
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    auto tokens = TokensOf(stored[i].node, model_id);
+    if (!tokens.ok()) {
+      results[i] = tokens.status();
+      continue;
+    }
+    decodings.push_back(
+        {i, *std::move(tokens), std::make_shared<AlignedBuffer>(model->raw_frame_bytes)});
+  }
+  for (const Decoding& decoding : decodings) {
+    to_decode.push_back({.frame = loaded[decoding.index].view,
+                         .tokens = decoding.tokens,
+                         .raw = std::span(decoding.buffer->data(), model->raw_frame_bytes)
+                                    .subspan(header_bytes)});
+  }
+  if (to_decode.empty()) return results;
+  const auto began = clock_.Monotonic();
+  const std::vector<absl::Status> statuses =
+      decoder_->Decode(model->spec, to_decode, *profiles_);
+  counters_.decode_nanoseconds.fetch_add(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(clock_.Monotonic() - began).count(),
+      std::memory_order_relaxed);
+
+  for (std::size_t d = 0; d < decodings.size(); ++d) {
+    absl::StatusOr<LoadedFrame>& result = results[decodings[d].index];
+    if (!statuses[d].ok()) {
+      result = statuses[d];
+      continue;
+    }
+    const std::span<const std::byte> raw = to_decode[d].raw;
+    std::vector<FrameSection> sections;
+    std::size_t begin = 0;
+    for (const std::uint32_t bytes : section_bytes) {
+      sections.push_back({bytes, Crc32c(raw.subspan(begin, bytes))});
+      begin += bytes;
+    }
+    const std::span<std::byte> frame(decodings[d].buffer->data(), model->raw_frame_bytes);
+    WriteFrameHeader({.model = model_id, .raw_bytes = raw.size(), .sections = sections},
+                     frame.first(header_bytes));
+    auto view = FrameView::Parse(frame);
+    KV_CHECK(view.ok());
+    result = LoadedFrame{{std::move(decodings[d].buffer), frame}, *view};
+  }
+  return results;
+}
+
+void Engine::Core::ReadDecoded(std::span<const StoredFrame> frames, const OnFrameRead& on_read) {
+  std::vector<std::size_t> indexes;
+  std::vector<StoredFrame> stored;
+  std::vector<LoadedFrame> loaded;
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    auto frame = TryReadFrame(frames[i], ReadAs::kFrame);
+    if (!frame) {
+      auto read = ReadFromDisk(frames[i]);
+      if (!read.ok()) {
+        on_read(i, read.status());
+        continue;
+      }
+      frame = *std::move(read);
+      tier_.Insert(frames[i].at, frame->bytes);
+    }
+    indexes.push_back(i);
+    stored.push_back(frames[i]);
+    loaded.push_back(*std::move(frame));
+  }
+  if (stored.empty()) return;
+  std::vector<absl::StatusOr<LoadedFrame>> decoded = DecodeFrames(stored, loaded);
+  loaded.clear();
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    const absl::Status& status = decoded[i].status();
+    if (status.ok()) {
+      counters_.decoded_blocks.fetch_add(1, std::memory_order_relaxed);
+    } else if (!absl::IsNotFound(status)) {
+      counters_.decode_errors.fetch_add(1, std::memory_order_relaxed);
+      if (absl::IsDataLoss(status)) {
+        counters_.undecodable_frames.fetch_add(1, std::memory_order_relaxed);
+        counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
+        DropCorruptFrame(stored[i]);
+      }
+    }
+    on_read(indexes[i], std::move(decoded[i]));
+  }
+}
+
+void Engine::Core::ReadFrames(std::span<const StoredFrame> frames, ReadAs as,
+                              OnFrameRead on_read) {
+  const auto shared = std::make_shared<OnFrameRead>(std::move(on_read));
+  struct ToDecode {
+    std::vector<std::size_t> indexes;
+    std::vector<StoredFrame> frames;
+  };
+  auto to_decode = std::make_shared<ToDecode>();
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    if (auto loaded = TryReadFrame(frames[i], as)) {
+      (*shared)(i, *std::move(loaded));
+      continue;
+    }
+    if (as == ReadAs::kRaw && frames[i].codec != CodecId::kRaw) {
+      if (decoder_ == nullptr) {
+        counters_.undecoded_blocks.fetch_add(1, std::memory_order_relaxed);
+        (*shared)(i, absl::FailedPreconditionError("stored coded; fetch it as ENCODING_FRAME"));
+      } else {
+        to_decode->indexes.push_back(i);
+        to_decode->frames.push_back(frames[i]);
+      }
+      continue;
+    }
+    const bool posted = read_pool_->TryPost([this, i, frame = frames[i], shared] {
+      auto loaded = ReadFromDisk(frame);
+      if (loaded.ok()) tier_.Insert(frame.at, loaded->bytes);
+      (*shared)(i, std::move(loaded));
+    });
+    if (!posted) {
+      (*shared)(i, absl::UnavailableError("too many reads are waiting for the disk"));
+    }
+  }
+  if (to_decode->frames.empty()) return;
+  const auto on_decoded = [shared, to_decode](std::size_t i, absl::StatusOr<LoadedFrame> loaded) {
+    (*shared)(to_decode->indexes[i], std::move(loaded));
+  };
+  const bool posted = decode_pool_->TryPost(
+      [this, to_decode, on_decoded] { ReadDecoded(to_decode->frames, on_decoded); });
+  if (posted) return;
+  for (std::size_t i = 0; i < to_decode->frames.size(); ++i) {
+    on_decoded(i, absl::UnavailableError("too many blocks are waiting to be decoded"));
+  }
 }
 
 }  // namespace kvtrie

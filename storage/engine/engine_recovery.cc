@@ -117,6 +117,7 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
     CountMetaBytes();
   }
   read_pool_ = std::make_unique<WorkPool>(options_.io_threads, options_.io_queue_max);
+  decode_pool_ = std::make_unique<WorkPool>(options_.decode_threads, options_.io_queue_max);
   write_pool_ = std::make_unique<WorkPool>(options_.io_threads, options_.io_queue_max);
   blocking_pool_ = std::make_unique<WorkPool>(kBlockingThreads, options_.io_queue_max);
   opened_ = true;

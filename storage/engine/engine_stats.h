@@ -31,7 +31,12 @@ struct EngineStats {
   std::uint64_t read_errors_total = 0;
   std::uint64_t decoded_blocks_total = 0;
   std::uint64_t undecoded_blocks_total = 0;  // asked for raw, and there is no decoder here
-  std::uint64_t decode_errors_total = 0;
+  std::uint64_t decode_errors_total = 0;      // of them:
+  std::uint64_t undecodable_frames_total = 0;  // damaged in a way that only a decoder finds; dropped
+  std::uint64_t missing_profiles_total = 0;    // blocks whose profile is not stored
+  std::uint64_t unusable_profiles_total = 0;   // blocks whose profile cannot be read, or does not fit
+  std::uint64_t codec_hits_total = 0;          // codecs, made of profiles: found in memory
+  std::uint64_t codec_builds_total = 0;
   std::uint64_t damaged_profiles_total = 0;  // failed their check; dropped, never served
   // Blocks put: attempted = stored + duplicate + failed.
   std::uint64_t put_blocks_total = 0;
@@ -58,6 +63,8 @@ struct EngineStats {
   std::uint64_t raw_live_bytes = 0;  // what they are raw
   std::uint64_t profile_count = 0;
   std::uint64_t profile_bytes = 0;
+  std::uint64_t codec_count = 0;  // made of profiles, in memory
+  std::uint64_t codec_bytes = 0;
   std::uint64_t disk_bytes = 0;  // what du shows
   std::uint64_t disk_limit_bytes = 0;
   std::uint64_t segment_count = 0;
@@ -73,12 +80,14 @@ struct EngineStats {
   std::uint64_t pinned_bytes = 0;
   std::uint64_t pending_free_bytes = 0;  // unlinked, not given back yet
   std::uint64_t io_queue_length = 0;
+  std::uint64_t decode_queue_length = 0;
 
   // Why the store does not serve in full; empty when all is well ("disk full", "disk read-only",
   // ...).
   std::vector<std::string> degraded;
 
   std::vector<CodecUsage> codecs;  // of kAllCodecs
+  double decode_seconds_total = 0;  // over all threads
 };
 
 }  // namespace kvtrie

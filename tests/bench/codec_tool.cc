@@ -7,6 +7,7 @@
 //   FILE codec_tool code     --spec SPEC.json --profile FILE --level LEVEL --block-tokens N
 //                       --tokens FILE.tokens --kv FILE.kv [--importance FILE.f32] --out FILE.kv
 //   codec_tool speed    as code, without --out: seconds of encoding and decoding
+//   codec_tool store    as code, with --server HOST:PORT: through a server, with the client library
 //
 // A sample is NAME.tokens (u32le), NAME.kv (raw KV of these tokens as one block) and, for
 // `material`, NAME.importance (f32: squared gradients, [plane][KV head][token]). Queries: f32 means
@@ -31,9 +32,13 @@
 #include <string>
 #include <vector>
 
+#include "client/client.h"
 #include "nlohmann/json.hpp"
+#include "storage/base/byte_reader.h"
+#include "storage/base/crc32c.h"
 #include "storage/codec/fit_material.h"
 #include "storage/codec/frame.h"
+#include "storage/codec/profile_header.h"
 #include "storage/codec/residual_codec.h"
 #include "storage/codec/residual_fit.h"
 #include "storage/codec/residual_profile.h"
@@ -330,6 +335,20 @@ std::unique_ptr<const ResidualCodec> ReadCodec(const Arguments& arguments, const
   return OrFail(ResidualCodec::Create(spec, id, profile));
 }
 
+// Blocks as one run, to --out.
+void WriteRun(const Arguments& arguments, const Blocks& blocks,
+              const std::vector<std::vector<std::byte>>& restored) {
+  ModelSpec run = blocks.spec;
+  run.block_tokens = static_cast<std::uint32_t>(blocks.tokens.size());
+  const KvGeometry run_geometry(run);
+  std::string kv(run_geometry.raw_block_bytes(), '\0');
+  ForEachRun(KvGeometry(blocks.spec), run_geometry, restored.size(),
+             [&](std::size_t b, std::size_t from, std::size_t to, std::size_t count) {
+               std::memcpy(kv.data() + to, restored[b].data() + from, count);
+             });
+  WriteFile(arguments.Flag("out"), kv);
+}
+
 int Code(const Arguments& arguments, bool speed) {
   const Blocks blocks = ReadBlocks(arguments);
   const auto codec = ReadCodec(arguments, blocks.spec);
@@ -381,16 +400,126 @@ int Code(const Arguments& arguments, bool speed) {
     result["decode_mb_per_second"] = static_cast<double>(raw_bytes) / decode_seconds / 1e6;
   } else {
     result["block_bytes"] = block_bytes;
-    ModelSpec run = blocks.spec;
-    run.block_tokens = static_cast<std::uint32_t>(blocks.tokens.size());
-    const KvGeometry run_geometry(run);
-    std::string kv(run_geometry.raw_block_bytes(), '\0');
-    ForEachRun(geometry, run_geometry, restored.size(),
-               [&](std::size_t b, std::size_t from, std::size_t to, std::size_t count) {
-                 std::memcpy(kv.data() + to, restored[b].data() + from, count);
-               });
-    WriteFile(arguments.Flag("out"), kv);
+    WriteRun(arguments, blocks, restored);
   }
+  std::cout << result << std::endl;
+  return 0;
+}
+
+// A fitted body as a profile. What its levels cost has to be measured elsewhere: each says what it
+// promises at most, unless an option, high_kl say, knows better.
+std::vector<std::byte> WholeProfile(const Arguments& arguments, const ModelSpec& spec) {
+  const auto body = Map<std::byte>(arguments.Flag("profile"));
+  const ResidualProfile profile = OrFail(ResidualProfile::DecodeBody(AsText(body)));
+  ProfileHeader header;
+  header.codec_key = spec.CodecKey();
+  header.body_bytes = body.size();
+  header.body_crc32c = Crc32c(body);
+  for (const ResidualLevel& level : profile.levels) {
+    for (const auto& [name, quality] : kLevels) {
+      if (quality != level.quality) continue;
+      const auto kl = static_cast<float>(arguments.Option(name + "_kl", MeanKlMax(quality)));
+      header.levels.push_back({quality, 4, kl, kl});
+    }
+  }
+  std::vector<std::byte> bytes(header.profile_bytes());
+  WriteProfileHeader(header, std::span(bytes).first(header.header_bytes()));
+  std::copy(body.begin(), body.end(),
+            bytes.begin() + static_cast<std::ptrdiff_t>(header.header_bytes()));
+  return bytes;
+}
+
+// Puts a text's blocks at a level into a server, and fetches them: decoded here, layer by layer,
+// and decoded by the server. All three must give the same.
+int Store(const Arguments& arguments) {
+  using Clock = std::chrono::steady_clock;
+  const Blocks blocks = ReadBlocks(arguments);
+  const Quality level = kLevels.at(arguments.Flag("level"));
+  const std::size_t block_tokens = blocks.spec.block_tokens;
+  const std::size_t block_bytes = KvGeometry(blocks.spec).raw_block_bytes();
+  const auto connect = [&](Coding coding) {
+    ClientOptions options;
+    options.targets = {arguments.Flag("server")};
+    options.lane = Lane::kGrpc;
+    options.coding = coding;
+    options.coding_threads = static_cast<int>(arguments.Option("threads", 1));
+    return OrFail(Client::Create(options));
+  };
+  const auto client = connect(Coding::kInProcess);
+  OrFail(client->RegisterModel(blocks.spec));
+  OrFail(client->PutProfile(WholeProfile(arguments, blocks.spec)));
+  const ModelHandle model = OrFail(client->RegisterModel(blocks.spec));
+
+  const std::vector<std::span<const std::byte>> raw(blocks.raw.begin(), blocks.raw.end());
+  PutPath path;
+  path.path.model = model.id;
+  path.path.tokens = blocks.tokens;
+  path.quality = level;
+  // The first block alone: it has the codec made, which is no matter of speed.
+  double put_seconds = 0;
+  std::size_t frame_bytes = 0;
+  for (const bool rest : {false, true}) {
+    path.first_block = rest ? 1 : 0;
+    path.blocks = std::span(raw).subspan(rest ? 1 : 0, rest ? raw.size() - 1 : 1);
+    const auto begin = Clock::now();
+    const PutReport put = client->Put({&path, 1})[0];
+    put_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    for (const PutBlockReport& block : put.blocks) {
+      if (!block.status.ok()) Fail(std::string(block.status.message()));
+      if (block.frame_bytes == 0) Fail("a block was stored already");
+      frame_bytes += block.frame_bytes;
+    }
+  }
+
+  LookupOptions lookup;
+  lookup.min_quality = level;
+  const auto found = OrFail(client->Lookup(model.id, blocks.tokens, lookup));
+  if (found.matched_blocks() != raw.size()) Fail("not all that was put is found");
+  std::vector<std::vector<std::byte>> first;
+  Json result = {{"bytes", frame_bytes}, {"raw_bytes", raw.size() * block_bytes}};
+  const auto fetch = [&](Client& reader, const std::string& name, bool in_layers) {
+    std::vector<std::vector<std::byte>> to(raw.size(), std::vector<std::byte>(block_bytes));
+    std::vector<FetchTarget> targets(raw.size());
+    for (std::size_t i = 0; i < raw.size(); ++i) {
+      targets[i].node = *TrieNodeId::FromBytes(found.blocks(0).node_ids().substr(16 * i, 16));
+      targets[i].raw = to[i];
+      targets[i].tokens = blocks.tokens.subspan(i * block_tokens, block_tokens);
+      targets[i].first_position = static_cast<std::uint32_t>(i * block_tokens);
+    }
+    FetchOptions options;
+    options.min_quality = level;
+    double seconds = 1e9, first_layer_seconds = 1e9;
+    for (int round = 0; round < 3; ++round) {
+      const auto begin = Clock::now();
+      const auto since = [&] {
+        return std::chrono::duration<double>(Clock::now() - begin).count();
+      };
+      if (in_layers) {
+        options.on_layer = [&](std::uint32_t layer, auto) {
+          if (layer == 0) first_layer_seconds = std::min(first_layer_seconds, since());
+        };
+      }
+      const FetchReport report = reader.Fetch(model.id, targets, options);
+      seconds = std::min(seconds, since());
+      for (const FetchedBlock& block : report.blocks) {
+        if (!block.loaded()) Fail(std::string(block.status.message()));
+      }
+    }
+    if (first.empty()) first = to;
+    if (to != first) Fail("readers got different KV");
+    result[name + "_mb_per_second"] = static_cast<double>(raw.size() * block_bytes) / seconds / 1e6;
+    if (in_layers) result[name + "_first_layer_seconds"] = first_layer_seconds;
+  };
+  result["put_mb_per_second"] =
+      static_cast<double>((raw.size() - 1) * block_bytes) / put_seconds / 1e6;
+  fetch(*client, "fetch", false);
+  fetch(*client, "layers", true);
+  const auto reader = connect(Coding::kServer);
+  OrFail(reader->RegisterModel(blocks.spec));
+  fetch(*reader, "server", false);
+  fetch(*reader, "server_layers", true);
+
+  WriteRun(arguments, blocks, first);
   std::cout << result << std::endl;
   return 0;
 }
@@ -402,7 +531,8 @@ int Main(int argc, char** argv) {
   if (verb == "fit") return FitProfile(arguments);
   if (verb == "code") return Code(arguments, false);
   if (verb == "speed") return Code(arguments, true);
-  Fail("verbs: material, fit, code, speed");
+  if (verb == "store") return Store(arguments);
+  Fail("verbs: material, fit, code, speed, store");
 }
 
 }  // namespace

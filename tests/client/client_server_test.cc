@@ -434,6 +434,20 @@ class CliServerTest : public ::testing::Test {
   std::ostringstream err_;
 };
 
+TEST_F(CliServerTest, BenchCodesAtALevelOrSaysWhyNot) {
+  for (const char* op : {"put", "get"}) {
+    ASSERT_EQ(RunKvtrie({"bench", op, "--block-bytes", "4096", "--blocks", "32", "--batch", "16",
+                         "--quality", "unrated", "--json"}),
+              ExitCode::kOk)
+        << err_.str();
+    EXPECT_EQ(Json()["quality"], "unrated");
+    EXPECT_EQ(Json()["stored_part"].is_number(), std::string(op) == "put");
+  }
+  EXPECT_NE(RunKvtrie({"bench", "put", "--block-bytes", "4096", "--quality", "high"}),
+            ExitCode::kOk);
+  EXPECT_THAT(err_.str(), ::testing::HasSubstr("no profile for the model kvtrie-bench"));
+}
+
 TEST_F(CliServerTest, OperatorFindsKeepsAndRemovesWhatIsStored) {
   ASSERT_EQ(RunKvtrie({"bench", "put", "--block-bytes", "4096", "--blocks", "32", "--json"}),
             ExitCode::kOk)

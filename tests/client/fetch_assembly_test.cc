@@ -340,5 +340,102 @@ TEST_F(FetchAssemblyTest, BytesThatSomeoneElseWroteAreCheckedInPlace) {
   EXPECT_THAT(assembly.StartAttempt(100), ElementsAre(1));
 }
 
+// Into frames: memory of the assembly's own, which a head and sections fill.
+class FetchIntoFramesTest : public FetchAssemblyTest {
+ protected:
+  void GiveParts(const std::string& frame, std::size_t count, FetchAssembly& assembly,
+                 v1::Quality quality = v1::QUALITY_HIGH) {
+    v1::FetchResponse message;
+    std::string data;
+    AddResult(0, &message, /*code=*/0, frame.size());
+    message.mutable_blocks(0)->set_quality(quality);
+    for (std::size_t at = 0; at < count; at += 8) AddChunk(0, frame, at, 8, &message, &data);
+    ASSERT_TRUE(Give(message, data, assembly).ok());
+  }
+  std::string Here(const FetchAssembly& assembly) const {
+    return std::string(AsText(assembly.frame(0).first(assembly.verified_bytes(0))));
+  }
+
+  const std::string frame_ = "headheadbodyBODYBODYbody";  // larger than the target would be fine
+  const std::span<const FetchTarget> target_ = std::span<const FetchTarget>(targets_).first(1);
+};
+
+TEST_F(FetchIntoFramesTest, AFrameOfAnySizeThatABlockMayHaveComesWithoutTouchingItsTarget) {
+  const std::string large(kBlockBytes + 64, 'f');
+  FetchAssembly assembly(target_, options_, nullptr, FetchAssembly::Into::kFrames);
+  assembly.StartAttempt(1);
+  GiveParts(large, large.size(), assembly);
+  EXPECT_EQ(Here(assembly), large);
+  EXPECT_EQ(Content(0), std::string(kBlockBytes, static_cast<char>(kPoison)));
+  const FetchReport report = assembly.TakeReport();
+  EXPECT_TRUE(report.all_loaded());
+  EXPECT_EQ(report.blocks[0].bytes, kBlockBytes);  // of what was decoded
+}
+
+TEST_F(FetchIntoFramesTest, AFrameThatNoBlockHasIsMissed) {
+  for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1} << 30}) {
+    FetchAssembly assembly(target_, options_, nullptr, FetchAssembly::Into::kFrames);
+    assembly.StartAttempt(1);
+    v1::FetchResponse message;
+    AddResult(0, &message, /*code=*/0, bytes);
+    ASSERT_TRUE(Give(message, "", assembly).ok());
+    EXPECT_TRUE(absl::IsFailedPrecondition(assembly.TakeReport().blocks[0].status));
+  }
+}
+
+TEST_F(FetchIntoFramesTest, ANewAttemptGoesOnWithTheSameFrameAndStartsAnewWithAnother) {
+  std::string other = frame_;
+  other[2] = 'H';
+  for (const bool same : {true, false}) {
+    for (const bool keep : {true, false}) {
+      FetchAssembly assembly(target_, options_, nullptr, FetchAssembly::Into::kFrames);
+      assembly.StartAttempt(1);
+      GiveParts(frame_, 16, assembly);
+      EXPECT_EQ(Here(assembly), frame_.substr(0, 16));
+      if (keep) assembly.KeepFrame(0);
+      assembly.StartAttempt(1);
+      GiveParts(same ? frame_ : other, 8, assembly);
+      if (same) {
+        EXPECT_EQ(Here(assembly), frame_.substr(0, 16));
+      } else if (keep) {
+        EXPECT_TRUE(absl::IsUnavailable(assembly.TakeReport().blocks[0].status));
+      } else {
+        EXPECT_EQ(Here(assembly), other.substr(0, 8));
+      }
+    }
+  }
+}
+
+TEST_F(FetchIntoFramesTest, AFrameOfAnotherSizeOrQualityIsAnother) {
+  for (const bool keep : {true, false}) {
+    for (const bool longer : {true, false}) {
+      FetchAssembly assembly(target_, options_, nullptr, FetchAssembly::Into::kFrames);
+      assembly.StartAttempt(1);
+      GiveParts(frame_, 16, assembly);
+      if (keep) assembly.KeepFrame(0);
+      assembly.StartAttempt(1);
+      const std::string again = longer ? frame_ + "12345678" : frame_;
+      GiveParts(again, again.size(), assembly, longer ? v1::QUALITY_HIGH : v1::QUALITY_NEAR_EXACT);
+      const std::string here = Here(assembly);
+      const FetchReport report = assembly.TakeReport();
+      EXPECT_EQ(report.blocks[0].loaded(), !keep) << report.blocks[0].status;
+      if (!keep) {
+        EXPECT_EQ(here, again);
+      }
+    }
+  }
+}
+
+TEST_F(FetchIntoFramesTest, ALoadedBlockCanBeRejected) {
+  FetchAssembly assembly(target_, options_, nullptr, FetchAssembly::Into::kFrames);
+  assembly.StartAttempt(1);
+  GiveParts(frame_, frame_.size(), assembly);
+  EXPECT_TRUE(assembly.block(0).loaded());
+  assembly.RejectBlock(0, absl::DataLossError("bad"));
+  const FetchReport report = assembly.TakeReport();
+  EXPECT_EQ(report.loaded_blocks, 0u);
+  EXPECT_TRUE(absl::IsDataLoss(report.blocks[0].status));
+}
+
 }  // namespace
 }  // namespace kvtrie

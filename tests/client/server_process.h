@@ -95,6 +95,8 @@ class ServerProcess {
     return static_cast<std::size_t>(std::distance(begin(files), end(files)));
   }
 
+  const std::string& folder() const { return folder_; }  // the store is in "store"
+
   std::string listen = "127.0.0.1:0";
   std::string admin = "127.0.0.1:0";
 

@@ -66,8 +66,23 @@ inline std::string MakeCodedFrame(const std::string& model_id, const ProfileId& 
 
 class FakeDecoder final : public BlockDecoder {
  public:
-  absl::Status Decode(const EncodedBlock& block, ProfileStore& profiles,
-                      std::span<std::byte> raw) const override {
+  std::vector<absl::Status> Decode(const ModelSpec&, std::span<const FrameToDecode> to_decode,
+                                   ProfileStore& profiles) const override {
+    ++calls;
+    blocks += to_decode.size();
+    std::vector<absl::Status> statuses;
+    for (const FrameToDecode& block : to_decode) statuses.push_back(DecodeOne(block, profiles));
+    return statuses;
+  }
+  void Forget(const ProfileId&) const override {}
+  BlockDecoderStats Stats() const override { return {}; }
+
+  mutable std::atomic<int> calls{0};
+  mutable std::atomic<std::size_t> blocks{0};
+
+ private:
+  static absl::Status DecodeOne(const FrameToDecode& block, ProfileStore& profiles) {
+    const std::span<std::byte> raw = block.raw;
     if (block.frame.tokens_crc32c() != Crc32c(std::as_bytes(block.tokens))) {
       return absl::InternalError("other tokens than the frame's");
     }

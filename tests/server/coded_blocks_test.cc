@@ -17,7 +17,7 @@ class CodedBlocksTest : public testing::Test {
  protected:
   explicit CodedBlocksTest(
       std::shared_ptr<const BlockDecoder> decoder = std::make_shared<FakeDecoder>())
-      : server_({}, std::move(decoder)) {
+      : decoder_(std::move(decoder)), server_({}, decoder_) {
     model_ = server_.RegisterModel();
     profile_ = MustPutProfile(server_.cache(), TestProfile());
   }
@@ -43,6 +43,9 @@ class CodedBlocksTest : public testing::Test {
     return request;
   }
 
+  const FakeDecoder& decoder() const { return dynamic_cast<const FakeDecoder&>(*decoder_); }
+
+  const std::shared_ptr<const BlockDecoder> decoder_;
   RunningServer server_;
   std::string model_;
   ProfileId profile_;
@@ -101,6 +104,43 @@ TEST_F(CodedBlocksTest, LayersOfDecodedBlocksComeInOrderAndInRanges) {
   for (std::uint32_t i = 0; i < kBlocks; ++i) {
     EXPECT_EQ(second.content.at(i).substr(kTestLayerBytes),
               DecodedContent(i).substr(kTestLayerBytes));
+  }
+}
+
+TEST_F(CodedBlocksTest, BlocksAreDecodedTogetherAndOnceForAllTheirLayers) {
+  constexpr std::uint32_t kMany = 300;
+  ASSERT_EQ(PutCodedPath(server_.cache(), model_, profile_, kMany).dones(0).stored_blocks(), kMany);
+  v1::FetchRequest request;
+  request.mutable_prefix()->set_model_id(model_);
+  request.mutable_prefix()->set_tokens(PathTokens(kMany));
+  request.set_min_quality(v1::QUALITY_HIGH);
+  for (const v1::FetchOrder order : {v1::FETCH_ORDER_BLOCK_MAJOR, v1::FETCH_ORDER_LAYER_MAJOR}) {
+    const int calls_before = decoder().calls;
+    const std::size_t blocks_before = decoder().blocks;
+    request.set_order(order);
+    const Fetched fetched = Fetch(server_.cache(), request);
+    ASSERT_TRUE(fetched.status.ok()) << fetched.status.error_message();
+    for (std::uint32_t i = 0; i < kMany; ++i) EXPECT_EQ(fetched.content.at(i), DecodedContent(i));
+    EXPECT_EQ(decoder().blocks - blocks_before, kMany);
+    // 2 MiB at least: 64 blocks of 32 KiB.
+    EXPECT_LE(decoder().calls - calls_before, 6);
+  }
+}
+
+TEST_F(CodedBlocksTest, FramesComeLayerByLayer) {
+  PutPath(server_.cache(), model_, kBlocks);
+  v1::FetchRequest request = FetchAt(v1::QUALITY_EXACT, v1::ENCODING_FRAME);
+  request.set_order(v1::FETCH_ORDER_LAYER_MAJOR);
+  const Fetched exact = Fetch(server_.cache(), request);
+  ASSERT_TRUE(exact.status.ok()) << exact.status.error_message();
+  ASSERT_EQ(exact.chunks.size(), 3 * kBlocks);  // head and first layer of each, then the second one
+  for (std::uint32_t i = 0; i < 3 * kBlocks; ++i) {
+    EXPECT_EQ(exact.chunks[i].block_index(), i < 2 * kBlocks ? i / 2 : i - 2 * kBlocks) << i;
+  }
+  for (std::uint32_t i = 0; i < kBlocks; ++i) {
+    const std::string& frame = exact.content.at(i);
+    EXPECT_EQ(frame.size(), exact.result(i)->bytes());
+    EXPECT_EQ(frame.substr(frame.size() - kTestBlockBytes), BlockContent(i));
   }
 }
 

@@ -21,11 +21,11 @@ TEST(MetricsTest, EveryStatIsExportedOnce) {
   for (std::size_t i = 0; i < kFieldCount; ++i) fields[i] = 1000 + i;
   std::multiset<std::uint64_t> exported;
   for (const auto& family : ToMetrics(stats)) {
-    if (family.metric.empty()) continue;  // of codecs: there are none
-    const double value = family.type == prometheus::MetricType::Counter
-                             ? family.metric[0].counter.value
-                             : family.metric[0].gauge.value;
-    exported.insert(static_cast<std::uint64_t>(value));
+    for (const auto& metric : family.metric) {
+      const double value = family.type == prometheus::MetricType::Counter ? metric.counter.value
+                                                                          : metric.gauge.value;
+      exported.insert(static_cast<std::uint64_t>(value));
+    }
   }
   for (std::size_t i = 0; i < kFieldCount; ++i) {
     EXPECT_EQ(exported.count(1000 + i), 1u) << "field " << i << " of EngineStats";

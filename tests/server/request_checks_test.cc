@@ -119,11 +119,9 @@ TEST(RequestChecksTest, FetchByNodes) {
        {"min_quality", [](auto& r) { r.set_min_quality(static_cast<v1::Quality>(-1)); }},
        {"release_lease_id", [](auto& r) { r.set_release_lease_id("x"); }}});
   good.set_encoding(v1::ENCODING_FRAME);
-  ExpectRefused<v1::FetchRequest>(
-      good, check,
-      {{"order", [](auto& r) { r.set_order(v1::FETCH_ORDER_LAYER_MAJOR); }},
-       {"first_layer", [](auto& r) { r.set_first_layer(1); }},
-       {"layer_count", [](auto& r) { r.set_layer_count(1); }}});
+  ExpectRefused<v1::FetchRequest>(good, check,
+                                  {{"first_layer", [](auto& r) { r.set_first_layer(1); }},
+                                   {"layer_count", [](auto& r) { r.set_layer_count(1); }}});
 }
 
 TEST(RequestChecksTest, FetchByPrefix) {

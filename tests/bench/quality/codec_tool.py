@@ -3,8 +3,9 @@
   codec_tool fit --spec SPEC.json --samples FOLDER [--material FILE] [--option K=V]... --out PROFILE
   codec_tool code --spec SPEC.json --profile PROFILE --level LEVEL --block-tokens N [--option K=V]...
                   --tokens FILE.tokens --kv FILE.kv --out FILE.kv
+  codec_tool store    as code, with --server HOST:PORT
 
-Both print a JSON object on stdout, and progress on stderr.
+All print a JSON object on stdout, and progress on stderr.
 """
 
 import dataclasses
@@ -82,6 +83,25 @@ def code(profile: pathlib.Path, level: str, options: Mapping[str, object],
     importance: [tokens], 1 for an average one; None: as the profile estimates it.
     REQUIRES: a whole number of blocks, whose kv holds bfloat16 values.
     """
+    summary, restored = _restore("code", profile, level, options, token_ids, kv,
+                                 block_tokens=block_tokens, importance=importance)
+    return Coded(restored, _block_bytes(summary, len(token_ids) // block_tokens))
+
+
+def store(server: str, profile: pathlib.Path, level: str, token_ids: Sequence[int],
+          kv: np.ndarray) -> tuple[np.ndarray, dict]:
+    """KV that went through a server at a level, as all kinds of readers got it, and what the tool measured.
+
+    REQUIRES: as code.
+    """
+    summary, restored = _restore("store", profile, level, {}, token_ids, kv, "--server", server)
+    return restored, summary
+
+
+def _restore(verb: str, profile: pathlib.Path, level: str, options: Mapping[str, object],
+             token_ids: Sequence[int], kv: np.ndarray, *more: object,
+             block_tokens: int = BLOCK_TOKENS, importance: np.ndarray | None = None
+             ) -> tuple[dict, np.ndarray]:
     config = smollm2_weights.load_config()
     token_count = len(token_ids)
     if token_count % block_tokens != 0 or kv.shape[2] != token_count:
@@ -92,16 +112,14 @@ def code(profile: pathlib.Path, level: str, options: Mapping[str, object],
         (folder / "in.tokens").write_bytes(np.array(token_ids, "<u4").tobytes())
         bits = np.ascontiguousarray(kv).view(np.uint32) >> 16
         (folder / "in.kv").write_bytes(bits.astype("<u2").tobytes())
-        weighted = []
         if importance is not None:
-            weighted = ["--importance", folder / "in.importance"]
-            weighted[1].write_bytes(importance.astype("<f4").tobytes())
-        summary = _run("code", "--profile", profile, "--level", level, *weighted,
-                       "--block-tokens", block_tokens, *_option_arguments(options),
+            (folder / "in.importance").write_bytes(importance.astype("<f4").tobytes())
+            more = (*more, "--importance", folder / "in.importance")
+        summary = _run(verb, "--profile", profile, "--level", level,
+                       "--block-tokens", block_tokens, *_option_arguments(options), *more,
                        "--tokens", folder / "in.tokens", "--kv", folder / "in.kv",
                        "--out", folder / "out.kv")
-        restored = kv_blocks.unpack_block(config, (folder / "out.kv").read_bytes(), token_count)
-    return Coded(restored, _block_bytes(summary, token_count // block_tokens))
+        return summary, kv_blocks.unpack_block(config, (folder / "out.kv").read_bytes(), token_count)
 
 
 def _block_bytes(summary: dict, block_count: int) -> list[int]:

@@ -128,3 +128,13 @@ def test_an_error_of_the_tool_keeps_its_words(tool):
 def test_a_partly_filled_block_is_refused(tool):
     with pytest.raises(ValueError, match="a multiple of 16"):
         codec_tool.code(tool, "high", {}, range(20), _kv(20))
+
+
+def test_what_is_stored_goes_to_the_server_that_was_named(tool):
+    kv = _kv(32)
+    restored, said = codec_tool.store("host:1", tool / "profile", "high", list(range(32)), kv)
+    np.testing.assert_array_equal(restored, kv)
+    assert said["frames"] == 2
+    (verb, flags, options, _), = _calls(tool)
+    assert verb == "store" and options == []
+    assert flags["server"] == "host:1" and flags["level"] == "high"

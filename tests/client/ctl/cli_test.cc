@@ -101,6 +101,8 @@ TEST(CliTest, MistakesInTheCommandLineAreUsageErrors) {
       {"bench", "get", "--batch", "0"},
       {"bench", "get", "--lane", "rdma"},
       {"bench", "get", "--cold", "--warmup"},
+      {"bench", "get", "--quality", "good"},
+      {"bench", "lookup", "--quality", "high"},
       {"completion"},
       {"completion", "fish"},
       {"help", "nonsense"},

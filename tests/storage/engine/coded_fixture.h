@@ -47,14 +47,30 @@ inline std::vector<std::byte> CodedPattern(std::uint32_t number, std::size_t byt
 
 class FakeDecoder final : public BlockDecoder {
  public:
-  absl::Status Decode(const EncodedBlock& block, ProfileStore& profiles,
-                      std::span<std::byte> raw) const override {
+  std::vector<absl::Status> Decode(const ModelSpec& spec, std::span<const FrameToDecode> blocks,
+                                   ProfileStore& profiles) const override {
+    std::vector<absl::Status> statuses;
+    for (const FrameToDecode& block : blocks) {
+      statuses.push_back(DecodeOne(spec, block, profiles));
+    }
+    return statuses;
+  }
+  void Forget(const ProfileId&) const override {}
+  BlockDecoderStats Stats() const override { return {}; }
+
+  mutable std::atomic<int> calls{0};
+  std::function<absl::Status()> fail;  // set before the engine uses it
+
+ private:
+  absl::Status DecodeOne(const ModelSpec& spec, const FrameToDecode& block,
+                         ProfileStore& profiles) const {
     ++calls;
+    const std::span<std::byte> raw = block.raw;
     if (fail) return fail();
     if (block.frame.tokens_crc32c() != Crc32c(std::as_bytes(block.tokens))) {
       return absl::InternalError("other tokens than the frame's");
     }
-    if (raw.size() != block.geometry.raw_block_bytes()) return absl::InternalError("raw size");
+    if (raw.size() != KvGeometry(spec).raw_block_bytes()) return absl::InternalError("raw size");
     if (!block.frame.profile().empty()) {
       const auto profile = profiles.Read(block.frame.profile());
       if (!profile.ok()) return absl::FailedPreconditionError(profile.status().message());
@@ -64,9 +80,6 @@ class FakeDecoder final : public BlockDecoder {
     std::copy(pattern.begin(), pattern.end(), raw.begin());
     return absl::OkStatus();
   }
-
-  mutable std::atomic<int> calls{0};
-  std::function<absl::Status()> fail;  // set before the engine uses it
 };
 
 // An engine that decodes what MakeFrame makes.

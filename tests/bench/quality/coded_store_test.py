@@ -1,0 +1,68 @@
+"""The model's own KV through a server at a level: put by the C++ client, read by clients that decode it and by
+ones that leave it to the server, with a profile that a few texts were enough for."""
+
+import numpy as np
+import pytest
+
+import codec_tool
+import judge
+import kv_blocks
+import kv_files
+import schemes
+import server_process
+import smollm2
+import smollm2_tokenizer
+import texts
+
+_FITTED = ("Artistic", "BSD", "GPL-2", "MPL-2.0")  # licenses
+_FITTED_TOKENS = 384  # of each
+_PREFIX_TOKENS = 256  # put and restored
+_CONTINUATION_TOKENS = 192  # judged behind it
+
+
+def _kv_of(model: smollm2.SmolLM2, token_ids: list[int]) -> smollm2.KvCache:
+    cache = model.new_cache(len(token_ids))
+    model.extend(cache, token_ids, logits="none")
+    return cache
+
+
+@pytest.fixture(name="profile")
+def _profile(tmp_path, monkeypatch):
+    """A function of the model and its tokenizer."""
+    monkeypatch.setattr(kv_files, "cache_folder", lambda: tmp_path / "cache")
+
+    def fit(model, tokenizer):
+        samples = tmp_path / "samples"
+        samples.mkdir()
+        for name in _FITTED:
+            token_ids = tokenizer.encode(texts.license_text(name))[:_FITTED_TOKENS]
+            cache = _kv_of(model, token_ids)
+            (samples / f"{name}.tokens").write_bytes(np.array(token_ids, "<u4").tobytes())
+            (samples / f"{name}.kv").write_bytes(kv_blocks.pack_block(cache, 0, len(token_ids)))
+        options = {"table": 0, "below": 1, "first_layer": 0}
+        return codec_tool.fit(samples, options, schemes.Codec.material)
+
+    return fit
+
+
+def test_kv_put_at_high_costs_the_model_no_more_than_that(tmp_path, profile):
+    model = smollm2.SmolLM2()
+    tokenizer = smollm2_tokenizer.SmolLM2Tokenizer()
+    fitted = profile(model, tokenizer)
+    token_ids = tokenizer.encode(texts.license_text("Apache-2.0"))
+    token_ids = token_ids[:_PREFIX_TOKENS + _CONTINUATION_TOKENS]
+    prefix, rest = token_ids[:_PREFIX_TOKENS], token_ids[_PREFIX_TOKENS:]
+    kv = judge.get_kv(_kv_of(model, prefix))
+
+    with server_process.ServerProcess(server_process.server_binary(), tmp_path,
+                                      ("--noprefault_memory",)) as server:
+        listen = server.start().listen
+        restored, said = codec_tool.store(listen, fitted, "high", prefix, kv)
+
+    assert restored.shape == kv.shape
+    assert not np.array_equal(restored, kv)
+    assert said["bytes"] < said["raw_bytes"] / 3
+    judged = judge.diverge(judge.continuation(model, kv, rest),
+                           judge.continuation(model, restored, rest), rest)
+    assert judged.kl.mean() <= 0.01
+    print(f"KL {judged.kl.mean():.4f} nat; {said}")
