@@ -54,7 +54,7 @@ absl::Status CheckSamples(const ModelSpec& spec, std::span<const KvSample> sampl
 struct ImportanceFitOptions {
   bool group_per_head = false;
   std::uint32_t covariance_rank = 8;
-  std::function<void(double done_share)> progress;  // after each sample; may be empty
+  std::function<void(double done_share)> progress = nullptr;  // after each sample
 };
 
 // Fits what predicts importance to the samples that have gradients. Errors: InvalidArgument names

@@ -14,6 +14,7 @@ FIRST_STEPS = {"near-exact": 0.00085, "high": 0.0026, "small": 0.0054}  # those 
 _POWER = 1.9  # of the step, where nothing is known yet
 _POWER_RANGE = (0.8, 2.5)
 _CHANGE_MAX = 4  # of a step at once
+_SMALL_CHANGE = 1.05
 _AIM = 0.95  # of the target: the next measurement differs by a little
 _WASTEFUL = 0.85  # of the target: a level that is so much better than it must be takes too many bits
 
@@ -54,12 +55,12 @@ def next_step(level: str, trials: Sequence[Trial], margin: float) -> float:
     else:
         factor = (aim / last.worst_kl) ** (1 / _power(trials))
     step = last.step * min(max(factor, 1 / _CHANGE_MAX), _CHANGE_MAX)
-    too_large = [trial.step for trial in trials if not holds(level, trial, margin)]
-    small_enough = [trial.step for trial in trials if holds(level, trial, margin)]
-    if too_large and step >= min(too_large):
-        step = 0.97 * min(too_large)
-    if small_enough and step <= max(small_enough) < min(too_large, default=math.inf):
-        step = max(small_enough)
+    low = max((trial.step for trial in trials if holds(level, trial, margin)), default=0.0)
+    high = min((trial.step for trial in trials if not holds(level, trial, margin)), default=math.inf)
+    if low < high and not low < step < high:
+        if high == math.inf:
+            return _SMALL_CHANGE * low
+        return math.sqrt(low * high) if low > 0 else high / _SMALL_CHANGE
     return step
 
 

@@ -61,6 +61,7 @@ def split(paths: Sequence[pathlib.Path], held_out_groups: Mapping[str, Sequence[
                           "another name")
     made = Split([], [], [])
     fitted_by_group: list[list[Sample]] = []
+    unseen: set[tuple[int, ...]] = set()  # of the texts that are held out
     for group, of_group in by_extension.items():
         texts = _cut_all(of_group, group, encode, first_token, cut, made.too_short)
         if len(texts) < 2:
@@ -69,6 +70,7 @@ def split(paths: Sequence[pathlib.Path], held_out_groups: Mapping[str, Sequence[
         texts.sort(key=lambda samples: hashlib.sha256(repr(samples[0].token_ids).encode()).digest())
         count = max(1, min(cut.held_out_max, round(len(texts) * cut.held_out_share)))
         made.held_out.extend(samples[0] for samples in texts[:count])
+        unseen.update(sample.token_ids for samples in texts[:count] for sample in samples)
         fitted_by_group.append([sample for turn in range(cut.samples_per_text) for samples in texts[count:]
                                 for sample in samples[turn:turn + 1]])
     for group, of_group in held_out_groups.items():
@@ -76,7 +78,15 @@ def split(paths: Sequence[pathlib.Path], held_out_groups: Mapping[str, Sequence[
         if not texts:
             raise KvtrieError(f"--held-out-group: {group} has no text of {cut.sample_tokens} tokens")
         made.held_out.extend(samples[0] for samples in texts[:cut.held_out_max])
+        unseen.update(sample.token_ids for samples in texts for sample in samples)
+    # Copies of a file, a license say, may be on both sides.
+    for i, of_group in enumerate(fitted_by_group):
+        once = {sample.token_ids: sample for sample in reversed(of_group) if sample.token_ids not in unseen}
+        fitted_by_group[i] = list(once.values())[::-1]
+        unseen.update(once)
     made.fitted.extend(_in_turn(fitted_by_group, cut.fitted_max))
+    if not made.fitted:
+        raise KvtrieError("--text: every text has a copy that is held out; give others")
     return made
 
 
