@@ -45,6 +45,7 @@ class Model:
 
     def __init__(self, model_dir: pathlib.Path, geometry: Geometry, dtype: str, device: str):
         """Errors: KvtrieError when it cannot be loaded, or is not built as this module assumes."""
+        transformers.utils.logging.disable_progress_bar()
         try:
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
                 model_dir, local_files_only=True, attn_implementation="sdpa",
