@@ -15,6 +15,7 @@ import judge
 import kv_files
 import run
 import schemes
+import smollm2_tokenizer
 import workers
 
 
@@ -165,3 +166,12 @@ def test_progress_is_shown_at_the_start_now_and_then_and_at_the_end(monkeypatch,
     progress.finish()
     assert capsys.readouterr().err.splitlines() == [
         "work: 0/10, 0 s", "work: 2/10, 11 s", "work: 10/10, 11 s"]
+
+
+def test_texts_are_written_as_files(tmp_path):
+    tokenizer = smollm2_tokenizer.SmolLM2Tokenizer()
+    ids = (1, *tokenizer.encode("Some words\nand a naïve line."))
+    run.write_texts(tmp_path / "texts", [corpus.Text("python-docs-00", "python docs", ids)])
+    written, = (tmp_path / "texts").iterdir()
+    assert written.name == "python-docs-00.python-docs"
+    assert tuple(tokenizer.encode(written.read_text())) == ids[1:]
