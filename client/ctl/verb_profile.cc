@@ -12,6 +12,7 @@
 #include "client/ctl/format.h"
 #include "client/ctl/json_views.h"
 #include "client/ctl/profile_code.h"
+#include "client/ctl/profile_files.h"
 #include "client/ctl/profile_fit.h"
 #include "storage/codec/profile_header.h"
 
@@ -36,6 +37,11 @@ ExitCode Put(const VerbContext& context) {
   const auto content = ReadFile(context.positional(1));
   if (!content.ok()) {
     return context.RefuseUsage("profile put: " + std::string(content.status().message()));
+  }
+  if (const auto file = ReadProfileFile(context.positional(1)); file.ok() && file->levels.empty()) {
+    return context.RefuseUsage("profile put: " + context.positional(1) +
+                               " is a draft: measure its levels, and seal it with `kvtrie profile "
+                               "seal`");
   }
   const auto profile = context.Cache()->PutProfile(*content);
   if (!profile.ok()) return context.Fail(profile.status());

@@ -84,6 +84,9 @@ TEST(ProfileFitTest, WithoutFiguresItIsADraftAndSaysSo) {
   EXPECT_EQ(body->levels.size(), 3u);
   // A server's check of the same bytes.
   EXPECT_FALSE(ParseProfileHeader(AsBytes(folder.Read("draft"))).ok());
+  const CliOutcome put = RunKvtrie({"profile", "put", folder / "draft"});
+  EXPECT_EQ(put.code, ExitCode::kUsage);
+  EXPECT_THAT(put.err, HasSubstr("is a draft: measure its levels"));
 }
 
 TEST(ProfileFitTest, SaysSizesAndBitsAsJson) {

@@ -1,5 +1,6 @@
 """The command `kvtrie profile`."""
 
+import hashlib
 import json
 import pathlib
 import shutil
@@ -23,6 +24,10 @@ class Kvtrie:
             raise KvtrieError(f"{program}: is no program that can be run" if program else
                               "no command kvtrie in PATH: build target kvtrie, and name it with --kvtrie")
         self._program = found
+
+    def digest(self) -> str:
+        """Names the program by its content: another one may fit and code otherwise."""
+        return hashlib.sha256(pathlib.Path(self._program).read_bytes()).hexdigest()
 
     def profile(self, verb: str, *arguments: object, flags: Mapping[str, object] | None = None) -> dict:
         """Runs `kvtrie profile VERB ARGUMENTS --FLAG VALUE`, and gives the JSON object that it prints.

@@ -184,8 +184,9 @@ class _Calibration:
     def _fit_and_measure(self, material, chosen: dict[str, float], number: int) -> _Fit:
         flags = {level: f"{chosen.get(level, 0):.9g}" for level in steps.FIRST_STEPS}
         flags |= command_line.fit_flags(self._options.fit_flag)
-        key = hashlib.sha256(repr((material.read_bytes(), sorted(flags.items()), self._options.block_tokens, sorted(
-            sample.name for sample in self._split.fitted))).encode()).hexdigest()[:16]
+        decides = (self._kvtrie.digest(), material.read_bytes(), sorted(flags.items()), self._options.block_tokens,
+                   sorted(sample.name for sample in self._split.fitted))
+        key = hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
         draft, about = self._work.fit(key, "draft"), self._work.fit(key, "json")
         if not draft.exists() or not about.exists():
             self._say(f"fit {number}: steps " + ", ".join(f"{level} {step:.3g}" for level, step in chosen.items()))

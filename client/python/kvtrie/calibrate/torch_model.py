@@ -143,7 +143,9 @@ class Model:
         cache = transformers.DynamicCache()
         with torch.no_grad():
             streams = self._model(torch.tensor([token_ids], device=self._device), past_key_values=cache,
-                                  use_cache=True, output_hidden_states=True, logits_to_keep=1).hidden_states[1:]
+                                  use_cache=True, output_hidden_states=True, logits_to_keep=1).hidden_states
+        # Behind each layer. That behind the last is given after the final norm, which is another size.
+        streams = [*streams[1:-1], streams[-2]]
         geometry = self._geometry
         start = min(_QUERIES_FROM, len(token_ids) // 2)
         count = np.float64(len(token_ids) - start)
