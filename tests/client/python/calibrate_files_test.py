@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+import kvtrie.calibrate.__main__
 from kvtrie.calibrate import commands, figures, metrics, options, report
 from kvtrie.calibrate.work_folder import WorkFolder
 from kvtrie.errors import KvtrieError
@@ -153,6 +154,17 @@ def test_the_picture_is_a_file(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(KvtrieError, match="cannot be written"):
         report.draw(rows, tmp_path / "none" / "a.png", "m")
+
+
+def test_a_missing_library_is_named_with_its_cure(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.delitem(sys.modules, "kvtrie.calibrate.run", raising=False)
+    monkeypatch.delitem(sys.modules, "kvtrie.calibrate.torch_model", raising=False)
+    monkeypatch.delattr(kvtrie.calibrate, "run", raising=False)
+    monkeypatch.setattr(sys, "argv", ["calibrate", "m", "--text", "t", "--out", str(tmp_path / "o.kvp")])
+    assert kvtrie.calibrate.__main__.main() == 1
+    assert "pip install 'kvtrie[calibrate]'" in capsys.readouterr().err
 
 
 def _parse(tmp_path, *arguments):

@@ -9,7 +9,10 @@ from kvtrie.errors import KvtrieError
 def main() -> int:
     try:
         parsed = options.parse()
-        from kvtrie.calibrate import run  # torch takes seconds to load, and --help does not need it
+        try:
+            from kvtrie.calibrate import run  # torch takes seconds to load, and --help does not need it
+        except ImportError as missing:
+            raise KvtrieError(f"{missing}: pip install 'kvtrie[calibrate]'") from missing
         return run.calibrate(parsed)
     except KvtrieError as error:
         print(f"kvtrie.calibrate: {error}", file=sys.stderr)

@@ -8,16 +8,11 @@ import dataclasses
 import pathlib
 
 import numpy as np
+import torch
+import transformers
 
 from kvtrie.calibrate.model_spec import Geometry
 from kvtrie.errors import KvtrieError
-
-try:
-    import torch
-    import transformers
-except ImportError as missing:
-    raise KvtrieError(f"calibration needs torch and transformers ({missing}): pip install 'kvtrie[calibrate]'"
-                      ) from missing
 
 # The first tokens of a session, which all later ones attend to whatever they are, are outliers.
 _GRADIENTS_FROM = 8
@@ -85,7 +80,7 @@ class Model:
         """Raw KV of these tokens."""
         return self._raw(self._prefill(token_ids)[0])
 
-    def log_probabilities(self, kv: bytes, token_ids: tuple[int, ...]) -> "torch.Tensor":
+    def log_probabilities(self, kv: bytes, token_ids: tuple[int, ...]) -> torch.Tensor:
         """f32 [token][vocabulary] of what follows each of these tokens, teacher-forced behind raw KV."""
         with torch.no_grad():
             logits = self._continue(self._cache_of(self._planes(kv).flatten(0, 1)), token_ids)
@@ -200,7 +195,7 @@ class Model:
         return self._model(torch.tensor([token_ids], device=self._device), past_key_values=cache,
                            position_ids=positions[None], use_cache=True).logits[0]
 
-    def _planes(self, kv: bytes) -> "torch.Tensor":
+    def _planes(self, kv: bytes) -> torch.Tensor:
         """[layer][K, V][KV head][token][dim] in the model's type, of raw KV."""
         geometry = self._geometry
         raw = torch.frombuffer(bytearray(kv), dtype=_TORCH_DTYPES[geometry.dtype])
@@ -220,11 +215,11 @@ class Model:
         raw = planes.transpose(2, 3).to("cpu", _TORCH_DTYPES[self._geometry.dtype]).contiguous()
         return raw.view(torch.uint8).numpy().tobytes()
 
-    def _heads(self, projected: "torch.Tensor", heads: int) -> "torch.Tensor":
+    def _heads(self, projected: torch.Tensor, heads: int) -> torch.Tensor:
         """[head][token][dim] of a projection's output, which is [1][token][head * dim] or has its heads apart."""
         return projected.reshape(-1, heads, self._geometry.head_dim).transpose(0, 1)
 
-    def _turn_back(self, x: "torch.Tensor") -> "torch.Tensor":
+    def _turn_back(self, x: torch.Tensor) -> torch.Tensor:
         """[...][token][dim] from position 0 on: K before RoPE, of half-split pairs."""
         pairs = self._geometry.rotary_dims // 2
         frequencies = torch.tensor(self.rope_frequencies(), device=x.device)
@@ -233,7 +228,7 @@ class Model:
         first, other, rest = x[..., :pairs], x[..., pairs:2 * pairs], x[..., 2 * pairs:]
         return torch.cat([first * cosines + other * sines, other * cosines - first * sines, rest], -1)
 
-    def _model_turn(self, x: "torch.Tensor", positions: "torch.Tensor") -> "torch.Tensor":
+    def _model_turn(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[head][token][dim] turned as the model does with its scaling rule."""
         rotary = next((module for name, module in self._model.named_modules() if name.endswith("rotary_emb")), None)
         if rotary is None:
@@ -253,7 +248,7 @@ def load_tokenizer(model_dir: pathlib.Path):
         raise KvtrieError(f"{model_dir}: its tokenizer cannot be loaded: {error}") from error
 
 
-def divergence(reference: "torch.Tensor", candidate: "torch.Tensor") -> tuple[np.ndarray, np.ndarray]:
+def divergence(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """KL of the candidate from the reference in nat, float64 [token], and whether the likeliest token is the same.
 
     Both: log probabilities [token][vocabulary].
