@@ -74,7 +74,7 @@ class ProfileCodeTest : public ::testing::Test {
 
 TEST_F(ProfileCodeTest, ExactGivesTheSameBytesBack) {
   const auto json = Run(Arguments("exact"));
-  EXPECT_EQ(folder_.Read("restored"), WholeBlocks());
+  EXPECT_TRUE(folder_.Read("restored") == WholeBlocks());
   EXPECT_EQ(json["tokens"], 96);
   EXPECT_EQ(json["blocks"], 6);
 }
@@ -134,8 +134,8 @@ TEST_F(ProfileCodeTest, BlocksThatTheCodecDeclinesAreLossless) {
   for (std::uint32_t layer = 0; layer < of_run.layer_count(); ++layer) {
     for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
       const std::size_t at = of_run.kind_begin(layer, kind) + of_run.kind_bytes(layer, kind) / 6;
-      EXPECT_EQ(restored.substr(at, of_run.kind_bytes(layer, kind) / 6),
-                put.substr(at, of_run.kind_bytes(layer, kind) / 6));
+      EXPECT_TRUE(restored.substr(at, of_run.kind_bytes(layer, kind) / 6) ==
+                  put.substr(at, of_run.kind_bytes(layer, kind) / 6));
     }
   }
 }

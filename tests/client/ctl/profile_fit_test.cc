@@ -65,7 +65,7 @@ TEST(ProfileFitTest, TheSameInputsGiveTheSameBytes) {
   ASSERT_EQ(RunKvtrie(With(folder.FitArguments("a"), more)).code, ExitCode::kOk);
   ASSERT_EQ(RunKvtrie(With(folder.FitArguments("b"), more)).code, ExitCode::kOk);
   EXPECT_GT(folder.Read("a").size(), 1000u);
-  EXPECT_EQ(folder.Read("a"), folder.Read("b"));
+  EXPECT_TRUE(folder.Read("a") == folder.Read("b"));
 }
 
 TEST(ProfileFitTest, WithoutFiguresItIsADraftAndSaysSo) {
@@ -135,7 +135,7 @@ TEST(ProfileSealTest, MakesADraftAProfileAndAProfileANewOne) {
   ASSERT_EQ(seal("draft", "first").code, ExitCode::kOk);
   const auto first = ReadProfileFile(folder / "first");
   ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(first->body, draft->body);
+  EXPECT_TRUE(first->body == draft->body);
   ASSERT_EQ(first->levels.size(), 3u);
   EXPECT_EQ(first->levels[0].mean_kl, 0.009f);
 
@@ -147,7 +147,7 @@ TEST(ProfileSealTest, MakesADraftAProfileAndAProfileANewOne) {
   ASSERT_EQ(
       RunKvtrie(With(folder.FitArguments("fitted"), {"--measured", folder / "measured"})).code,
       ExitCode::kOk);
-  EXPECT_EQ(folder.Read("fitted"), folder.Read("second"));
+  EXPECT_TRUE(folder.Read("fitted") == folder.Read("second"));
 
   folder.Write("measured", Figures(BodyDigest(draft->body).ToHex(), "0.02"));
   const CliOutcome broken = seal("draft", "third");

@@ -80,8 +80,9 @@ class _Calibration:
             print(report.figures_table(fits[-1].rows, fits[-1].steps))
             broken = [level for level in fits[-1].steps
                       if not steps.holds(level, fits[-1].trial(level), self._options.margin)]
-            raise KvtrieError(f"no profile: after {len(fits)} fits, {', '.join(broken)} does not keep its promise with a "
-                              "margin on every group; raise --fits-max, or leave the level out with a step of 0")
+            raise KvtrieError(f"no profile: after {len(fits)} fits, {', '.join(broken)} does not keep its promise "
+                              "with a margin on every group; raise --fits-max, or leave the level out with a step "
+                              "of 0")
         # The profile that makes KV smallest, all levels counting alike.
         best = min(chosen, key=lambda fit: sum(np.log(row.bits_per_component)
                                                for row in figures.worst(fit.rows).values()))
@@ -93,8 +94,8 @@ class _Calibration:
         prefix = options.sample_tokens - options.continuation_tokens
         most = self._geometry.sample_tokens_max // options.block_tokens * options.block_tokens
         if most == 0:
-            raise KvtrieError(f"--block-tokens {options.block_tokens}: KV of so many tokens of this model takes more than "
-                              "64 MiB, the most that a block may have")
+            raise KvtrieError(f"--block-tokens {options.block_tokens}: KV of so many tokens of this model takes more "
+                              "than 64 MiB, the most that a block may have")
         if prefix > most:
             self._say(f"samples have {most} tokens and a continuation: raw KV of {prefix} takes more than 64 MiB")
         return min(prefix, most)
@@ -238,10 +239,11 @@ class _Calibration:
             "gradients": self._gradients,
         }
         measured = self._work.fit(fit.key, "measured.json")
-        self._work.write(measured, json.dumps(figures.measured_json(fit.body_digest, fit.rows, about), indent=1).encode())
+        figures_json = figures.measured_json(fit.body_digest, fit.rows, about)
+        self._work.write(measured, json.dumps(figures_json, indent=1).encode())
         self._kvtrie.profile("seal", self._work.fit(fit.key, "draft"), flags={"measured": measured, "out": options.out})
-        print(f"\n{report.figures_table(fit.rows, fit.steps)}\n{options.out}: {options.out.stat().st_size / 2**20:.1f} MiB, "
-              f"after {time.monotonic() - self._start:.0f} s", flush=True)
+        print(f"\n{report.figures_table(fit.rows, fit.steps)}\n{options.out}: "
+              f"{options.out.stat().st_size / 2**20:.1f} MiB, after {time.monotonic() - self._start:.0f} s", flush=True)
         if options.json:
             self._work.write(options.json, measured.read_bytes())
         if options.png:

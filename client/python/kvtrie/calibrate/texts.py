@@ -65,8 +65,8 @@ def split(paths: Sequence[pathlib.Path], held_out_groups: Mapping[str, Sequence[
     for group, of_group in by_extension.items():
         texts = _cut_all(of_group, group, encode, first_token, cut, made.too_short)
         if len(texts) < 2:
-            raise KvtrieError(f"--text: group {group} has {len(texts)} of {len(of_group)} texts with {cut.sample_tokens} "
-                              "tokens, must have 2: one to fit and one to hold out")
+            raise KvtrieError(f"--text: group {group} has {len(texts)} of {len(of_group)} texts with "
+                              f"{cut.sample_tokens} tokens, must have 2: one to fit and one to hold out")
         texts.sort(key=lambda samples: hashlib.sha256(repr(samples[0].token_ids).encode()).digest())
         count = max(1, min(cut.held_out_max, round(len(texts) * cut.held_out_share)))
         made.held_out.extend(samples[0] for samples in texts[:count])

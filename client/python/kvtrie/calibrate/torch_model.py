@@ -130,8 +130,8 @@ class Model:
             error = (self._turn_back(keys[0].float()) - before).norm() / before.norm()
             if not error < _TURN_TOLERANCE:
                 raise KvtrieError(f"layer {layer}: K is not turned by RoPE of theta {geometry.rope_theta:g} over "
-                                  f"{geometry.rotary_dims} dimensions, half-split: it differs by {error:.3f} of its size; "
-                                  "this kind of model is not supported")
+                                  f"{geometry.rotary_dims} dimensions, half-split: it differs by {error:.3f} of its "
+                                  "size; this kind of model is not supported")
 
     def _prefill(self, token_ids: tuple[int, ...]):
         """The cache of a prefix, and the sums of what needs no gradients."""
