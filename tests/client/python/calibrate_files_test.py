@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kvtrie.calibrate.__main__
-from kvtrie.calibrate import commands, figures, metrics, options, report
+from kvtrie.calibrate import commands, figures, metrics, options, report, steps
 from kvtrie.calibrate.work_folder import WorkFolder
 from kvtrie.errors import KvtrieError
 
@@ -174,7 +174,7 @@ def _parse(tmp_path, *arguments):
 def test_options(tmp_path):
     parsed = _parse(tmp_path)
     assert parsed.work == tmp_path / "o.kvp.work"
-    assert parsed.near_exact == 0.00085
+    assert parsed.near_exact == steps.FIRST_STEPS["near-exact"]
     assert options.first_token(None, 7) == 7
     assert options.first_token("none", 7) is None
     assert options.first_token("3", 7) == 3
