@@ -12,6 +12,8 @@
 
 #include "client/ctl/profile_files.h"
 #include "client/ctl/progress.h"
+#include "storage/base/byte_reader.h"
+#include "storage/codec/profile_header.h"
 #include "tests/client/ctl/profile_fixture.h"
 
 namespace kvtrie {
