@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/check.h"
@@ -13,6 +14,12 @@ namespace {
 bool ParseNumber(std::string_view text, std::uint64_t* value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
   return error == std::errc() && end == text.data() + text.size() && !text.empty();
+}
+
+bool ParseReal(std::string_view text, double* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return error == std::errc() && end == text.data() + text.size() && std::isfinite(*value) &&
+         *value >= 0;
 }
 
 bool IsOneOf(std::string_view value, std::string_view choices) {
@@ -30,6 +37,7 @@ absl::Status CheckValue(const FlagSpec& flag, const std::string& value) {
         absl::StrCat("--", std::string(flag.name), " ", value, ": ", why));
   };
   std::uint64_t number;
+  double real;
   switch (flag.kind) {
     case FlagSpec::Kind::kSwitch:
       return refuse("takes no value");
@@ -41,6 +49,8 @@ absl::Status CheckValue(const FlagSpec& flag, const std::string& value) {
         return refuse(absl::StrCat("must be ", flag.min, " to ", flag.max));
       }
       return absl::OkStatus();
+    case FlagSpec::Kind::kReal:
+      return ParseReal(value, &real) ? absl::OkStatus() : refuse("not a number from 0 on");
     case FlagSpec::Kind::kChoice:
       if (!IsOneOf(value, flag.choices)) return refuse("must be " + std::string(flag.choices));
       return absl::OkStatus();
@@ -104,6 +114,14 @@ std::uint64_t CommandLine::Number(std::string_view name, std::uint64_t otherwise
   if (found == values_.end()) return otherwise;
   std::uint64_t value = 0;
   KV_CHECK(ParseNumber(found->second, &value));
+  return value;
+}
+
+double CommandLine::Real(std::string_view name, double otherwise) const {
+  const auto found = values_.find(name);
+  if (found == values_.end()) return otherwise;
+  double value = 0;
+  KV_CHECK(ParseReal(found->second, &value));
   return value;
 }
 

@@ -13,7 +13,7 @@ namespace kvtrie {
 
 // A flag that a command takes: "--name VALUE", "--name=VALUE", or "--name" alone for a switch.
 struct FlagSpec {
-  enum class Kind { kSwitch, kText, kNumber, kChoice };
+  enum class Kind { kSwitch, kText, kNumber, kReal, kChoice };  // kReal: finite, not negative
 
   std::string_view name;  // without the dashes
   Kind kind = Kind::kText;
@@ -35,6 +35,7 @@ class CommandLine {
   bool Has(std::string_view name) const { return values_.find(name) != values_.end(); }
   std::string Text(std::string_view name, std::string_view otherwise = "") const;
   std::uint64_t Number(std::string_view name, std::uint64_t otherwise) const;
+  double Real(std::string_view name, double otherwise) const;
   const std::vector<std::string>& positionals() const { return positionals_; }
 
  private:

@@ -19,6 +19,9 @@ std::string FlagUsage(const FlagSpec& flag) {
     case FlagSpec::Kind::kNumber:
       usage += " N";
       break;
+    case FlagSpec::Kind::kReal:
+      usage += " X";
+      break;
     case FlagSpec::Kind::kChoice:
       absl::StrAppend(&usage, " ", std::string(flag.choices));
       break;

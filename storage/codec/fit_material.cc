@@ -271,6 +271,8 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
   model.weights.assign(sizes.weights, 0);
 
   ModelSpec of_sample = spec;
+  const double passes = 3;
+  double done = 0;
   const auto for_each = [&](const ImportanceEstimator& estimator, auto use) {
     for (const KvSample& sample : samples) {
       of_sample.block_tokens = static_cast<std::uint32_t>(sample.tokens.size());
@@ -278,6 +280,8 @@ absl::StatusOr<ImportanceModel> FitImportance(const ModelSpec& spec,
       const std::size_t row_count =
           (sample.tokens.size() + kProductRows - 1) / kProductRows * kProductRows;
       use(estimator, sample, RowsOf(raw_kv, profile.planes, sample, row_count), row_count);
+      if (options.progress)
+        options.progress(++done / (passes * static_cast<double>(samples.size())));
     }
   };
 

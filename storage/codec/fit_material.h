@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,6 +54,7 @@ absl::Status CheckSamples(const ModelSpec& spec, std::span<const KvSample> sampl
 struct ImportanceFitOptions {
   bool group_per_head = false;
   std::uint32_t covariance_rank = 8;
+  std::function<void(double done_share)> progress = nullptr;  // after each sample
 };
 
 // Fits what predicts importance to the samples that have gradients. Errors: InvalidArgument names

@@ -20,9 +20,9 @@ def server_binary() -> pathlib.Path:
     """
     root = pathlib.Path(__file__).resolve().parents[2]
     build = pathlib.Path(os.environ.get("KVTRIE_BUILD") or root / "build" / "release")
-    for path in (build / "server" / "kvtrie-server", build / "kvtrie-server"):
-        if path.is_file():
-            return path.resolve()
+    path = build / "kvtrie-server"
+    if path.is_file():
+        return path.resolve()
     raise FileNotFoundError(f"no kvtrie-server below {build}: run tests/run.sh --stage build-release")
 
 

@@ -1,13 +1,6 @@
-"""The store's own codec, through its command codec_tool: fits profiles, codes texts.
+"""The store's own codec, through its command `kvtrie profile`: fits profiles, codes texts."""
 
-  codec_tool fit --spec SPEC.json --samples FOLDER [--material FILE] [--option K=V]... --out PROFILE
-  codec_tool code --spec SPEC.json --profile PROFILE --level LEVEL --block-tokens N [--option K=V]...
-                  --tokens FILE.tokens --kv FILE.kv --out FILE.kv
-  codec_tool store    as code, with --server HOST:PORT
-
-All print a JSON object on stdout, and progress on stderr.
-"""
-
+import base64
 import dataclasses
 import hashlib
 import json
@@ -24,7 +17,9 @@ import kv_files
 import smollm2_weights
 
 BLOCK_TOKENS = 16
-_PATH = pathlib.Path(__file__).resolve().parents[3] / "build/release/tests/bench/codec_tool"
+_BUILD = pathlib.Path(__file__).resolve().parents[3] / "build/release"
+_PATH = _BUILD / "kvtrie"
+_STORE_PATH = _BUILD / "tests/bench/coded_store_tool"
 
 
 class CodecToolError(Exception):
@@ -46,13 +41,13 @@ class Coded:
 def tool_path() -> pathlib.Path:
     """Errors: CodecToolMissing."""
     if not _PATH.is_file():
-        raise CodecToolMissing("no build/release/tests/bench/codec_tool: build target codec_tool")
+        raise CodecToolMissing("no build/release/kvtrie: build target kvtrie")
     return _PATH
 
 
 def fit(samples: pathlib.Path, options: Mapping[str, object],
         material: pathlib.Path | None = None) -> pathlib.Path:
-    """The profile fitted with these options; made where the cache lacks it, with the tool's progress.
+    """The profile fitted with these flags; made where the cache lacks it, with the tool's progress.
 
     samples: a folder of kv_files.prepare. material: what gradients gave, where they were taken.
     """
@@ -68,7 +63,7 @@ def fit(samples: pathlib.Path, options: Mapping[str, object],
     profile.parent.mkdir(parents=True, exist_ok=True)
     unfinished = profile.with_name(f"{profile.name}.{os.getpid()}")
     try:
-        _run("fit", *inputs, *_option_arguments(options), "--out", unfinished, show_progress=True)
+        _run([tool_path(), "profile", "fit"], *inputs, *_flags(options), "--json", "--out", unfinished, show_progress=True)
         os.replace(unfinished, profile)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -83,9 +78,14 @@ def code(profile: pathlib.Path, level: str, options: Mapping[str, object],
     importance: [tokens], 1 for an average one; None: as the profile estimates it.
     REQUIRES: a whole number of blocks, whose kv holds bfloat16 values.
     """
-    summary, restored = _restore("code", profile, level, options, token_ids, kv,
-                                 block_tokens=block_tokens, importance=importance)
-    return Coded(restored, _block_bytes(summary, len(token_ids) // block_tokens))
+    summary, restored = _restore([tool_path(), "profile", "code"], profile, level, token_ids, kv,
+                                 *_flags(options), block_tokens=block_tokens, importance=importance)
+    block_bytes = summary["block_bytes"]
+    if len(block_bytes) != len(token_ids) // block_tokens or sum(block_bytes) != summary["bytes"]:
+        raise CodecToolError(f"kvtrie profile code: {len(block_bytes)} blocks of {sum(block_bytes)} "
+                             f"bytes, and there are {len(token_ids) // block_tokens} of "
+                             f"{summary['bytes']} in all")
+    return Coded(restored, block_bytes)
 
 
 def store(server: str, profile: pathlib.Path, level: str, token_ids: Sequence[int],
@@ -94,14 +94,13 @@ def store(server: str, profile: pathlib.Path, level: str, token_ids: Sequence[in
 
     REQUIRES: as code.
     """
-    summary, restored = _restore("store", profile, level, {}, token_ids, kv, "--server", server)
+    summary, restored = _restore([_STORE_PATH], profile, level, token_ids, kv, "--server", server)
     return restored, summary
 
 
-def _restore(verb: str, profile: pathlib.Path, level: str, options: Mapping[str, object],
-             token_ids: Sequence[int], kv: np.ndarray, *more: object,
-             block_tokens: int = BLOCK_TOKENS, importance: np.ndarray | None = None
-             ) -> tuple[dict, np.ndarray]:
+def _restore(command: list[object], profile: pathlib.Path, level: str, token_ids: Sequence[int],
+             kv: np.ndarray, *more: object, block_tokens: int = BLOCK_TOKENS,
+             importance: np.ndarray | None = None) -> tuple[dict, np.ndarray]:
     config = smollm2_weights.load_config()
     token_count = len(token_ids)
     if token_count % block_tokens != 0 or kv.shape[2] != token_count:
@@ -114,60 +113,50 @@ def _restore(verb: str, profile: pathlib.Path, level: str, options: Mapping[str,
         (folder / "in.kv").write_bytes(bits.astype("<u2").tobytes())
         if importance is not None:
             (folder / "in.importance").write_bytes(importance.astype("<f4").tobytes())
-            more = (*more, "--importance", folder / "in.importance")
-        summary = _run(verb, "--profile", profile, "--level", level,
-                       "--block-tokens", block_tokens, *_option_arguments(options), *more,
+            more = (*more, "--token-importance", folder / "in.importance")
+        summary = _run(command, "--profile", profile, "--level", level,
+                       "--block-tokens", block_tokens, *more,
                        "--tokens", folder / "in.tokens", "--kv", folder / "in.kv",
                        "--out", folder / "out.kv")
         return summary, kv_blocks.unpack_block(config, (folder / "out.kv").read_bytes(), token_count)
 
 
-def _block_bytes(summary: dict, block_count: int) -> list[int]:
-    """Bytes of each frame: "block_bytes" where the tool says it, else all frames as equally large."""
-    total = summary["bytes"]
-    each = summary.get("block_bytes")
-    if each is None:
-        each = [total * (i + 1) // block_count - total * i // block_count
-                for i in range(block_count)]
-    if len(each) != block_count or sum(each) != total:
-        raise CodecToolError(f"codec_tool code: block_bytes of {len(each)} blocks sum to "
-                             f"{sum(each)}; there are {block_count} blocks of {total} bytes in all")
-    return each
-
-
-def _run(verb: str, *arguments: object, show_progress: bool = False) -> dict:
-    """The JSON object that the tool prints."""
+def _run(command: list[object], *arguments: object, show_progress: bool = False) -> dict:
+    """The JSON object that a command prints."""
+    name = " ".join([pathlib.Path(command[0]).name, *command[1:]])
     with tempfile.NamedTemporaryFile("w", suffix=".json") as spec:
         spec.write(_spec())
         spec.flush()
-        command = [tool_path(), verb, "--spec", spec.name, *arguments]
-        done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE,
+        done = subprocess.run(list(map(str, [*command, "--spec", spec.name, *arguments])),
+                              stdout=subprocess.PIPE,
                               stderr=None if show_progress else subprocess.PIPE, text=True,
                               check=False)
     if done.returncode != 0:
         said = (done.stderr or "see above").strip().splitlines()[-3:]
-        raise CodecToolError(f"codec_tool {verb}: exit code {done.returncode}: {' '.join(said)}")
+        raise CodecToolError(f"{name}: exit code {done.returncode}: {' '.join(said)}")
     try:
         return json.loads(done.stdout)
     except ValueError as error:
-        raise CodecToolError(f"codec_tool {verb}: its output is no JSON: {error}") from error
+        raise CodecToolError(f"{name}: its output is no JSON: {error}") from error
 
 
-def _option_arguments(options: Mapping[str, object]) -> list[str]:
+def _flags(options: Mapping[str, object]) -> list[str]:
+    """True is a switch."""
     return [argument for key, value in sorted(options.items())
-            for argument in ("--option", f"{key}={value}")]
+            for argument in ([f"--{key}"] if value is True else [f"--{key}", str(value)])]
 
 
 def _spec() -> str:
-    """The model's identity; fields as in the proto message ModelSpec, bytes in hexadecimal."""
+    """The model's identity: proto3's JSON of ModelSpec."""
     config = smollm2_weights.load_config()
     tokenizer = smollm2_weights.filled_cache_folder() / smollm2_weights.TOKENIZER_NAME
+    digest = hashlib.sha256(tokenizer.read_bytes()).digest()
     run = {"layer_count": config.layer_count, "kv_heads": config.kv_head_count,
            "k_head_dim": config.head_dim, "v_head_dim": config.head_dim}
     return json.dumps({
         "name": "SmolLM2-135M-Instruct",
         "weights_revision": smollm2_weights.gguf_sha256(),
-        "tokenizer_digest": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
+        "tokenizer_digest": base64.b64encode(digest).decode(),
         "dtype": "DTYPE_BFLOAT16",
         "kv_groups": [{"layer_runs": [run]}],
         "rope": {"pairing": "ROPE_PAIRING_HALF_SPLIT", "theta": config.rope_base},

@@ -1,4 +1,4 @@
-"""The wrapper of codec_tool, with a stand-in for the tool that says how it was called."""
+"""The wrapper of `kvtrie profile`, with a stand-in for the tool that says how it was called."""
 
 import json
 import stat
@@ -15,13 +15,13 @@ import smollm2_weights
 
 _TOOL = f"""#!{sys.executable}
 import json, os, pathlib, sys
-verb, *rest = sys.argv[1:]
-options = [rest[i + 1] for i in range(len(rest)) if rest[i] == "--option"]
-flags = {{rest[i][2:]: rest[i + 1] for i in range(0, len(rest), 2) if rest[i] != "--option"}}
+verb, *rest = sys.argv[2:] if sys.argv[1] == "profile" else ["store", *sys.argv[1:]]
+rest = [word for word in rest if word != "--json"]
+flags = {{rest[i][2:]: rest[i + 1] for i in range(0, len(rest), 2)}}
 spec = json.loads(pathlib.Path(flags["spec"]).read_text())
 log = pathlib.Path(__file__).with_name("log")
-log.write_text((log.read_text() if log.exists() else "") + json.dumps([verb, flags, options, spec]) + "\\n")
-if "fail" in options or "fail=1" in options:
+log.write_text((log.read_text() if log.exists() else "") + json.dumps([verb, flags, spec]) + "\\n")
+if "fail" in flags:
     sys.exit("profile is of another model: fit it again")
 if verb == "fit":
     print("fitting", file=sys.stderr)
@@ -32,11 +32,8 @@ else:
     tokens = len(pathlib.Path(flags["tokens"]).read_bytes()) // 4
     pathlib.Path(flags["out"]).write_bytes(kv)
     blocks = tokens // int(flags["block-tokens"])
-    said = {{"bytes": 10 * blocks, "raw_bytes": len(kv), "components": len(kv) // 2, "frames": blocks}}
-    if "sizes=1" in options:
-        said["block_bytes"] = [10 + i for i in range(blocks)]
-        said["bytes"] = sum(said["block_bytes"])
-    print(json.dumps(said))
+    sizes = [10 + i for i in range(blocks)]
+    print(json.dumps({{"block_bytes": sizes, "bytes": sum(sizes) + int(flags.get("wrong", 0))}}))
 """
 
 
@@ -47,6 +44,7 @@ def _tool(tmp_path, monkeypatch):
     path.write_text(_TOOL)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(codec_tool, "_PATH", path)
+    monkeypatch.setattr(codec_tool, "_STORE_PATH", path)
     monkeypatch.setattr(kv_files, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path
 
@@ -64,7 +62,7 @@ def _kv(tokens: int) -> np.ndarray:
 
 def test_a_missing_tool_says_what_to_build(tmp_path, monkeypatch):
     monkeypatch.setattr(codec_tool, "_PATH", tmp_path / "none")
-    with pytest.raises(codec_tool.CodecToolError, match="build target codec_tool"):
+    with pytest.raises(codec_tool.CodecToolError, match="build target kvtrie"):
         codec_tool.tool_path()
 
 
@@ -73,8 +71,8 @@ def test_a_profile_is_fitted_once_per_samples_and_options(tool):
     profile = codec_tool.fit(samples, {"b": 2, "a": 1})
     assert profile.read_text() == "a profile"
     assert codec_tool.fit(samples, {"a": 1, "b": 2}) == profile
-    (verb, flags, options, spec), = _calls(tool)
-    assert verb == "fit" and options == ["a=1", "b=2"]
+    (verb, flags, spec), = _calls(tool)
+    assert verb == "fit" and flags["a"] == "1" and flags["b"] == "2"
     assert flags["samples"] == str(samples)
     assert "material" not in flags
     assert spec["kv_groups"][0]["layer_runs"][0] == {
@@ -90,32 +88,46 @@ def test_a_fit_has_the_inputs_that_its_scheme_names(tool):
     material.write_bytes(b"some")
     scheme = schemes.Codec("x", "kvtrie", "high", material=material)
     profile = scheme.fitted(tool / "samples").profile
-    (_, flags, _, _), = _calls(tool)
+    (_, flags, _), = _calls(tool)
     assert flags["material"] == str(material)
     material.write_bytes(b"others")
     assert scheme.fitted(tool / "samples").profile != profile
 
 
 def test_a_scheme_restores_what_the_tool_writes(tool):
-    scheme = schemes.Codec("x", "kvtrie", "high", code={"dead_zone": 0.15}).fitted(tool / "samples")
+    scheme = schemes.Codec("x", "kvtrie", "high", code={"rounds": 2}).fitted(tool / "samples")
     kv = _kv(64)
     restored = scheme.restore(range(64), kv)
     np.testing.assert_array_equal(restored.kv, kv)
-    assert restored.byte_count == 40
-    verb, flags, options, _ = _calls(tool)[-1]
-    assert verb == "code" and options == ["dead_zone=0.15"]
+    assert restored.byte_count == 10 + 11 + 12 + 13
+    verb, flags, _ = _calls(tool)[-1]
+    assert verb == "code" and flags["rounds"] == "2"
     assert flags["level"] == "high" and flags["block-tokens"] == "16"
     assert flags["profile"] == str(scheme.profile)
 
 
+def test_blocks_of_another_size_and_importance_go_to_the_tool(tool):
+    scheme = schemes.Codec("x", "kvtrie", "high", block_tokens=32).fitted(tool / "samples")
+    assert scheme.restore(range(64), _kv(64)).byte_count == 10 + 11
+    weights = np.arange(64, dtype=np.float32)
+    codec_tool.code(scheme.profile, "high", {}, range(64), _kv(64), importance=weights)
+    plain, weighted = (flags for verb, flags, _ in _calls(tool) if verb == "code")
+    assert plain["block-tokens"] == "32" and "token-importance" not in plain
+    assert weighted["token-importance"].endswith("in.importance")
+
+
 def test_only_the_bytes_of_new_blocks_count(tool):
-    scheme = schemes.Codec("x", "kvtrie", "high", code={"sizes": 1}).fitted(tool / "samples")
+    scheme = schemes.Codec("x", "kvtrie", "high").fitted(tool / "samples")
     kv = _kv(64)
     restored = scheme.restore(range(64), kv, 32)
     np.testing.assert_array_equal(restored.kv, kv[:, :, 32:])
     assert restored.byte_count == 12 + 13
-    equal = schemes.Codec("x", "kvtrie", "high").fitted(tool / "samples")
-    assert equal.restore(range(64), kv, 16).byte_count == 30
+
+
+def test_sizes_that_contradict_each_other_are_refused(tool):
+    scheme = schemes.Codec("x", "kvtrie", "high", code={"wrong": 1}).fitted(tool / "samples")
+    with pytest.raises(codec_tool.CodecToolError, match="4 blocks of 46 bytes, and there are 4 of 47"):
+        scheme.restore(range(64), _kv(64))
 
 
 def test_an_error_of_the_tool_keeps_its_words(tool):
@@ -134,7 +146,7 @@ def test_what_is_stored_goes_to_the_server_that_was_named(tool):
     kv = _kv(32)
     restored, said = codec_tool.store("host:1", tool / "profile", "high", list(range(32)), kv)
     np.testing.assert_array_equal(restored, kv)
-    assert said["frames"] == 2
-    (verb, flags, options, _), = _calls(tool)
-    assert verb == "store" and options == []
+    assert said["block_bytes"] == [10, 11]
+    (verb, flags, _), = _calls(tool)
+    assert verb == "store"
     assert flags["server"] == "host:1" and flags["level"] == "high"

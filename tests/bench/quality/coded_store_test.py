@@ -39,7 +39,7 @@ def _profile(tmp_path, monkeypatch):
             cache = _kv_of(model, token_ids)
             (samples / f"{name}.tokens").write_bytes(np.array(token_ids, "<u4").tobytes())
             (samples / f"{name}.kv").write_bytes(kv_blocks.pack_block(cache, 0, len(token_ids)))
-        options = {"table": 0, "below": 1, "first_layer": 0}
+        options = {"table": 0, "inputs": "below,same-k"}
         return codec_tool.fit(samples, options, schemes.Codec.material)
 
     return fit

@@ -46,6 +46,8 @@ def parse_options() -> argparse.Namespace:
                         help="these schemes: " + ", ".join(s.name for s in schemes.SCHEMES))
     parser.add_argument("--prepare", action="store_true",
                         help="only make the folders of calibration and test texts, and name them")
+    parser.add_argument("--write-texts", type=pathlib.Path, metavar="FOLDER",
+                        help="only write the calibration texts there, as files for kvtrie.calibrate")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(),
                         help="processes (default: the cores)")
     options = parser.parse_args()
@@ -91,11 +93,23 @@ def test_texts(quick: bool) -> tuple[list[corpus.Text], list[corpus.Text]]:
     return texts, first_of_each_domain(texts, 1) if quick else texts
 
 
-def calibration_folder(pool: workers.Pool) -> pathlib.Path:
+def calibration_texts() -> list[corpus.Text]:
     texts = corpus.calibration_texts(smollm2_tokenizer.SmolLM2Tokenizer())
-    texts += chat.chats("chat-calibration", corpus.CALIBRATION_CHAT_SOURCES,
-                        corpus.CALIBRATION_CHATS, workers.model, _say)
-    return kv_files.prepare("calibration", texts, with_queries=True, pool=pool)
+    return texts + chat.chats("chat-calibration", corpus.CALIBRATION_CHAT_SOURCES,
+                              corpus.CALIBRATION_CHATS, workers.model, _say)
+
+
+def calibration_folder(pool: workers.Pool) -> pathlib.Path:
+    return kv_files.prepare("calibration", calibration_texts(), with_queries=True, pool=pool)
+
+
+def write_texts(folder: pathlib.Path, texts: Sequence[corpus.Text]) -> None:
+    """As UTF-8 files, whose extensions are the domains; without the first token, which is no text."""
+    tokenizer = smollm2_tokenizer.SmolLM2Tokenizer()
+    folder.mkdir(parents=True, exist_ok=True)
+    for text in texts:
+        name = f"{text.name}.{text.domain.replace(' ', '-')}"
+        kv_files.write_atomically(folder / name, tokenizer.decode(text.token_ids[1:]).encode())
 
 
 def first_of_each_domain(texts: Sequence[corpus.Text], count: int) -> list[corpus.Text]:
@@ -169,6 +183,9 @@ def _say(line: str) -> None:
 def main() -> int:
     options = parse_options()
     start = time.monotonic()
+    if options.write_texts:
+        write_texts(options.write_texts, calibration_texts())
+        return 0
     with workers.Pool(options.jobs) as pool:
         texts, judged = test_texts(options.quick)
         folder = kv_files.prepare("test", texts, with_queries=False, pool=pool)

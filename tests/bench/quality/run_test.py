@@ -15,6 +15,7 @@ import judge
 import kv_files
 import run
 import schemes
+import smollm2_tokenizer
 import workers
 
 
@@ -39,7 +40,7 @@ def test_codecs_without_their_tool_are_skipped_with_the_reason(tmp_path, monkeyp
     ready, errors = run.fit_codecs(schemes.SCHEMES, no_calibration)
     assert ready == [s for s in schemes.SCHEMES if isinstance(s, schemes.Baseline)]
     assert set(errors) == {s.name for s in schemes.SCHEMES if isinstance(s, schemes.Codec)}
-    assert all("build target codec_tool" in str(error) for error in errors.values())
+    assert all("build target kvtrie" in str(error) for error in errors.values())
 
 
 def test_first_of_each_domain():
@@ -106,7 +107,7 @@ def test_a_run_writes_rows_and_a_picture(command, tmp_path, capsys):
                         "next 1000"]
     assert png_path.read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr()
-    assert "no row for kvtrie high: no build/release/tests/bench/codec_tool" in said.out
+    assert "no row for kvtrie high: no build/release/kvtrie" in said.out
     assert "schemes x texts: 19/19" in said.err
 
 
@@ -165,3 +166,12 @@ def test_progress_is_shown_at_the_start_now_and_then_and_at_the_end(monkeypatch,
     progress.finish()
     assert capsys.readouterr().err.splitlines() == [
         "work: 0/10, 0 s", "work: 2/10, 11 s", "work: 10/10, 11 s"]
+
+
+def test_texts_are_written_as_files(tmp_path):
+    tokenizer = smollm2_tokenizer.SmolLM2Tokenizer()
+    ids = (1, *tokenizer.encode("Some words\nand a naïve line."))
+    run.write_texts(tmp_path / "texts", [corpus.Text("python-docs-00", "python docs", ids)])
+    written, = (tmp_path / "texts").iterdir()
+    assert written.name == "python-docs-00.python-docs"
+    assert tuple(tokenizer.encode(written.read_text())) == ids[1:]

@@ -23,7 +23,7 @@ import workers
 # Errors' cost and tokens' importance, from gradients.
 _MATERIAL = pathlib.Path(__file__).resolve().parents[2] / "model/fixtures/smollm2_fit_material.bin"
 # Options of a fit whose profile codes faster, for more bits.
-FAST = {"below": 1}
+FAST = {"inputs": "below,first-layer,same-k"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Baseline:
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """The store's codec at a quality level. fit, code: options of codec_tool's verbs.
+    """The store's codec at a quality level. fit, code: flags of `kvtrie profile`.
 
     material: what it is fitted with beside the calibration texts.
     """
@@ -133,21 +133,20 @@ def _ablations() -> Iterator[Codec]:
     common = {"calibration": "quarter", "ablation": True, "compared_with": base}
     for level in ("near-exact", "high", "small"):
         yield Codec(f"fewer texts {level}", base, level, **common)
-    without_prediction = {"below": 0, "first_layer": 0, "k_for_v": 0}
     for name, fit in (
-            ("no prediction", without_prediction),
-            ("K for V only", {"below": 0, "first_layer": 0}),
-            ("layer 0 and K for V only", {"below": 0}),
-            ("one layer below", {"below": 1}),
-            ("not from layer 0", {"first_layer": 0}),
-            ("not from K for V", {"k_for_v": 0}),
-            ("matrices per head", {"block_per_head": 1}),
+            ("no prediction", {"inputs": ""}),
+            ("K for V only", {"inputs": "same-k"}),
+            ("layer 0 and K for V only", {"inputs": "first-layer,same-k"}),
+            ("one layer below", {"inputs": "below,first-layer,same-k"}),
+            ("not from layer 0", {"inputs": "below,two-below,same-k"}),
+            ("not from K for V", {"inputs": "below,two-below,first-layer"}),
+            ("matrices per head", {"heads": True}),
             ("no token table", {"table": 0}),
-            ("variances as metric", {"metric": 0}),
+            ("variances as metric", {"no-metric": True}),
             ("metric without shrinkage", {"shrinkage": 0}),
             ("all tokens alike", {"importance": 0}),
-            ("no energy contexts", {"energy_prior": 65535, "energy_carried": 0}),
-            ("plain rounding", {"rate_weight": 0}),
+            ("no energy contexts", {"energy-prior": 65535, "energy-carried": 0}),
+            ("plain rounding", {"rate-weight": 0}),
             ("fast", FAST)):
         yield Codec(name, "kvtrie, ablations", "high", fit=fit, **common)
     yield Codec("importance is surprisal", "kvtrie, ablations", "high", by_surprisal=True, **common)

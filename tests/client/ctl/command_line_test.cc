@@ -17,6 +17,7 @@ const FlagSpec kFlags[] = {
     {"count", FlagSpec::Kind::kNumber, "", 2, 10},
     {"lane", FlagSpec::Kind::kChoice, "", 0, 0, "grpc|shm"},
     {"json", FlagSpec::Kind::kSwitch, ""},
+    {"step", FlagSpec::Kind::kReal, ""},
 };
 
 absl::StatusOr<CommandLine> Parse(const std::vector<std::string>& arguments) {
@@ -34,9 +35,16 @@ TEST(CommandLineTest, FlagsStandBeforeBetweenAndBehind) {
   EXPECT_TRUE(line->Has("json"));
 }
 
+TEST(CommandLineTest, RealNumbersMayHaveAnExponent) {
+  const auto line = Parse({"--step", "8.5e-4"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->Real("step", 1), 8.5e-4);
+}
+
 TEST(CommandLineTest, WhatIsNotGivenHasItsDefault) {
   const auto line = Parse({});
   ASSERT_TRUE(line.ok());
+  EXPECT_EQ(line->Real("step", 0.5), 0.5);
   EXPECT_FALSE(line->Has("json"));
   EXPECT_EQ(line->Text("name", "x"), "x");
   EXPECT_EQ(line->Number("count", 5), 5u);
@@ -55,6 +63,13 @@ TEST(CommandLineTest, EachMistakeIsNamed) {
       {{"--name"}, "--name needs a value"},
       {{"--json=1"}, "takes no value"},
       {{"--count", "x"}, "not a number"},
+      {{"--step", "x"}, "--step x: not a number from 0 on"},
+      {{"--step", ""}, "not a number from 0 on"},
+      {{"--step", "1e-3x"}, "not a number from 0 on"},
+      {{"--step", "-1"}, "not a number from 0 on"},
+      {{"--step", "nan"}, "not a number from 0 on"},
+      {{"--step", "inf"}, "not a number from 0 on"},
+      {{"--step", "1e999"}, "not a number from 0 on"},
       {{"--count", ""}, "not a number"},
       {{"--count", "3x"}, "not a number"},
       {{"--count", "-3"}, "not a number"},

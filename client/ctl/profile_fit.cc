@@ -1,0 +1,398 @@
+#include "client/ctl/profile_fit.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/ctl/format.h"
+#include "client/ctl/json_views.h"
+#include "client/ctl/profile_code.h"
+#include "client/ctl/profile_files.h"
+#include "client/ctl/progress.h"
+#include "client/ctl/table.h"
+#include "storage/base/check.h"
+#include "storage/base/status_macros.h"
+#include "storage/codec/fit_material.h"
+#include "storage/codec/residual_codec.h"
+#include "storage/codec/residual_fit.h"
+#include "storage/kv/model_spec.h"
+
+namespace kvtrie {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Base steps in units of the metric. Where it is Fisher's information of the loss of 256 tokens,
+// they come near to what levels promise, for texts like those that are fitted; only a measurement
+// tells.
+struct LevelFlag {
+  Quality quality;
+  std::string_view flag;
+  double step;
+};
+constexpr LevelFlag kLevelFlags[] = {{Quality::kHigh, "high", 0.0026},
+                                     {Quality::kNearExact, "near-exact", 0.0008},
+                                     {Quality::kSmall, "small", 0.0045}};
+
+struct InputName {
+  std::string_view name;
+  PredictorInput input;
+};
+constexpr InputName kInputs[] = {{"below", PredictorInput::kLayerBelow},
+                                 {"two-below", PredictorInput::kTwoBelow},
+                                 {"first-layer", PredictorInput::kFirstLayer},
+                                 {"same-k", PredictorInput::kSameLayerK}};
+
+// Texts that are coded with a new profile, to tell about how large it makes KV.
+constexpr std::size_t kEstimatedTexts = 2;
+constexpr std::uint32_t kEstimatedBlockTokens = 16;
+
+constexpr double kRateWeight = 0.08;
+constexpr double kImportanceStrength = 0.9;
+
+absl::Status Bad(const std::string& path, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
+}
+
+// Of a file: means [layer][query head][k_head_dim], then covariances [..][k_head_dim].
+absl::StatusOr<QueryStatistics> SplitQueries(std::span<const PlaneShape> planes,
+                                             std::span<const float> numbers,
+                                             const std::string& path) {
+  std::size_t means = 0, all = 0;  // of each query head
+  for (const PlaneShape& plane : planes) {
+    if (plane.is_v) continue;
+    means += plane.head_dim;
+    all += std::size_t{plane.head_dim} * (plane.head_dim + 1);
+  }
+  if (numbers.size() % all != 0) {
+    return Bad(path, absl::StrCat("has ", numbers.size(), " numbers, and this model takes ", all,
+                                  " for each query head: means [layer][query head][k_head_dim], "
+                                  "then covariances"));
+  }
+  QueryStatistics statistics;
+  statistics.query_heads = static_cast<std::uint32_t>(numbers.size() / all);
+  statistics.means = numbers.first(means * statistics.query_heads);
+  statistics.covariances = numbers.subspan(statistics.means.size());
+  return statistics;
+}
+
+// Of a file: [plane][KV head][head_dim][head_dim].
+absl::StatusOr<std::vector<std::vector<float>>> SplitMetrics(std::span<const PlaneShape> planes,
+                                                             std::span<const float> numbers,
+                                                             const std::string& path) {
+  std::size_t all = 0;
+  for (const PlaneShape& plane : planes) all += std::size_t{plane.components()} * plane.head_dim;
+  if (numbers.size() != all) {
+    return Bad(path, absl::StrCat("has ", numbers.size(), " numbers, and this model takes ", all,
+                                  ": [plane][KV head][dim][dim]"));
+  }
+  std::vector<std::vector<float>> metrics;
+  for (const PlaneShape& plane : planes) {
+    const std::size_t dim = plane.head_dim, components = plane.components();
+    std::vector<float>& metric = metrics.emplace_back(components * components);
+    for (std::size_t row = 0; row < components; ++row) {
+      std::copy_n(numbers.begin(), dim, metric.data() + row * components + row / dim * dim);
+      numbers = numbers.subspan(dim);
+    }
+  }
+  return metrics;
+}
+
+absl::StatusOr<FitMaterial> MakeMaterial(const VerbContext& context, const ModelSpec& spec,
+                                         const SampleFolder& texts) {
+  const CommandLine& line = context.line;
+  const std::vector<PlaneShape> planes = PlanesOf(spec);
+  if (line.Has("material")) {
+    const std::string path = line.Text("material");
+    KV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+    absl::StatusOr<FitMaterial> material = FitMaterial::Decode(planes, file.text());
+    if (!material.ok()) return Bad(path, std::string(material.status().message()));
+    return material;
+  }
+  FitMaterial material;
+  if (line.Has("metrics")) {
+    const std::string path = line.Text("metrics");
+    KV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+    KV_ASSIGN_OR_RETURN(const auto numbers, NumbersOf<float>(file, path));
+    KV_ASSIGN_OR_RETURN(material.metrics, SplitMetrics(planes, numbers, path));
+  }
+  if (line.Has("queries")) {
+    const std::string path = line.Text("queries");
+    KV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+    KV_ASSIGN_OR_RETURN(const auto numbers, NumbersOf<float>(file, path));
+    KV_ASSIGN_OR_RETURN(const QueryStatistics queries, SplitQueries(planes, numbers, path));
+    Progress progress(context.err);
+    ImportanceFitOptions options;
+    options.group_per_head = line.Has("heads");
+    options.covariance_rank =
+        static_cast<std::uint32_t>(line.Number("rank", options.covariance_rank));
+    options.progress = [&](double done_share) { progress.Report(done_share, "importance"); };
+    material.group_count = options.group_per_head ? planes[0].heads : 1;
+    KV_ASSIGN_OR_RETURN(material.importance, FitImportance(spec, texts.samples, queries, options));
+  }
+  return material;
+}
+
+absl::StatusOr<std::vector<PredictorInput>> ReadInputs(const std::string& names) {
+  std::vector<PredictorInput> inputs;
+  for (const absl::string_view name : absl::StrSplit(names, ',', absl::SkipEmpty())) {
+    const auto found =
+        std::find_if(std::begin(kInputs), std::end(kInputs), [&](const InputName& input) {
+          return name == absl::string_view(input.name.data(), input.name.size());
+        });
+    if (found == std::end(kInputs)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--inputs: '", name, "' is none; they are below, two-below, first-layer and same-k"));
+    }
+    inputs.push_back(found->input);
+  }
+  return inputs;
+}
+
+absl::StatusOr<ResidualFitOptions> ReadFitOptions(const CommandLine& line, bool has_metrics) {
+  ResidualFitOptions options;
+  options.rounds = static_cast<int>(line.Number("rounds", 1));
+  options.table_tokens_max = line.Number("table", options.table_tokens_max);
+  options.ridge = line.Real("ridge", options.ridge);
+  options.metric_shrinkage = line.Real("shrinkage", options.metric_shrinkage);
+  options.block_per_head = line.Has("heads");
+  options.energy_prior =
+      static_cast<std::uint16_t>(line.Number("energy-prior", options.energy_prior));
+  options.energy_carried = line.Real("energy-carried", options.energy_carried);
+  if (line.Has("inputs")) {
+    KV_ASSIGN_OR_RETURN(options.inputs, ReadInputs(line.Text("inputs")));
+  }
+  for (const LevelFlag& of : kLevelFlags) {
+    ResidualLevel level;
+    level.quality = of.quality;
+    // Without metrics, steps are in deviations of what predictions leave, about which nothing is
+    // known beforehand.
+    level.step = static_cast<float>(line.Real(of.flag, has_metrics ? of.step : 0));
+    level.rate_weight = static_cast<float>(line.Real("rate-weight", kRateWeight));
+    level.importance_strength = static_cast<float>(line.Real("importance", kImportanceStrength));
+    if (level.step > 0) options.levels.push_back(level);
+  }
+  if (options.levels.empty()) {
+    return absl::InvalidArgumentError(
+        has_metrics
+            ? "no level is left: give one of --high, --near-exact and --small a step above 0"
+            : "without --metrics or --material there are no default steps: give --high, "
+              "--near-exact or --small, in deviations of what predictions leave");
+  }
+  return options;
+}
+
+// Bits per component of some of the texts, by level. They were fitted to, so others take more.
+absl::StatusOr<std::vector<double>> EstimateBits(const VerbContext& context, ModelSpec spec,
+                                                 const SampleFolder& texts,
+                                                 const ResidualProfile& profile,
+                                                 std::string_view body) {
+  spec.block_tokens = kEstimatedBlockTokens;
+  KV_RETURN_IF_ERROR(spec.Validate());
+  KV_ASSIGN_OR_RETURN(const auto codec, ResidualCodec::Create(spec, BodyDigest(body), profile));
+  Progress progress(context.err);
+  std::vector<double> bits;
+  std::vector<const KvSample*> chosen;
+  for (const KvSample& text : texts.samples) {
+    if (text.tokens.size() >= kEstimatedBlockTokens) chosen.push_back(&text);
+  }
+  const std::size_t count = std::min(chosen.size(), kEstimatedTexts);
+  for (std::size_t level = 0; level < profile.levels.size(); ++level) {
+    double bytes = 0, components = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const KvSample& text = *chosen[i * chosen.size() / count];
+      KV_ASSIGN_OR_RETURN(const CodedRun run, CodeRun(spec, *codec, text.tokens, text.raw, {},
+                                                      profile.levels[level].quality, 1));
+      bytes += static_cast<double>(run.frame_bytes());
+      components += static_cast<double>(run.components);
+      progress.Report(static_cast<double>(level * count + i + 1) /
+                          static_cast<double>(profile.levels.size() * count),
+                      "estimating");
+    }
+    bits.push_back(components > 0 ? 8 * bytes / components : 0);
+  }
+  return bits;
+}
+
+struct Part {
+  std::string_view name;
+  std::size_t bytes;
+};
+
+std::vector<Part> PartsOf(const ResidualProfile& profile, std::size_t body_bytes) {
+  std::size_t weights = 0, bases = 0;
+  for (const PlaneProfile& plane : profile.plane_profiles) {
+    weights += plane.weights.size();
+    bases += plane.basis.size();
+  }
+  const std::size_t table =
+      profile.table_rows.size() + profile.table_tokens.size() * sizeof(TokenId);
+  const ImportanceModel& of = profile.importance;
+  const std::size_t importance = sizeof(float) * (of.query_means.size() + of.query_factors.size() +
+                                                  of.normalizers.size() + of.weights.size());
+  return {{"predictors", weights},
+          {"bases", bases},
+          {"token table", table},
+          {"importance", importance},
+          {"tables and scales", body_bytes - weights - bases - table - importance}};
+}
+
+std::string Number(const char* format, double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+Table::Column RightAligned(std::string title) { return {std::move(title), Table::Align::kRight}; }
+
+// Writes a draft, or with --measured a whole profile. Gives its size.
+absl::StatusOr<std::size_t> WriteProfile(const CommandLine& line, const CodecKey& codec_key,
+                                         std::string_view body,
+                                         std::span<const ResidualLevel> levels) {
+  std::string bytes;
+  if (line.Has("measured")) {
+    const std::string path = line.Text("measured");
+    KV_ASSIGN_OR_RETURN(const MeasuredFigures measured, ReadMeasuredFigures(path));
+    absl::StatusOr<std::string> sealed = SealProfile(codec_key, body, levels, measured);
+    if (!sealed.ok()) return Bad(path, std::string(sealed.status().message()));
+    bytes = *std::move(sealed);
+  } else {
+    bytes = EncodeDraft(codec_key, body);
+  }
+  KV_RETURN_IF_ERROR(WriteFile(line.Text("out"), bytes));
+  return bytes.size();
+}
+
+absl::StatusOr<std::size_t> Material(const VerbContext& context) {
+  KV_ASSIGN_OR_RETURN(const ModelSpec spec, ReadModelSpec(context.line.Text("spec")));
+  KV_ASSIGN_OR_RETURN(const SampleFolder texts, ReadSamples(spec, context.line.Text("samples")));
+  KV_ASSIGN_OR_RETURN(const FitMaterial material, MakeMaterial(context, spec, texts));
+  const std::string bytes = material.Encode(PlanesOf(spec));
+  KV_RETURN_IF_ERROR(WriteFile(context.line.Text("out"), bytes));
+  return bytes.size();
+}
+
+absl::Status Fit(const VerbContext& context) {
+  const CommandLine& line = context.line;
+  KV_ASSIGN_OR_RETURN(const ModelSpec spec, ReadModelSpec(line.Text("spec")));
+  KV_ASSIGN_OR_RETURN(ResidualFitOptions options,
+                      ReadFitOptions(line, line.Has("metrics") || line.Has("material")));
+  KV_ASSIGN_OR_RETURN(const SampleFolder texts, ReadSamples(spec, line.Text("samples")));
+  KV_ASSIGN_OR_RETURN(FitMaterial material, MakeMaterial(context, spec, texts));
+  if (line.Has("no-metric")) material.metrics.clear();
+
+  const auto begin = std::chrono::steady_clock::now();
+  absl::StatusOr<ResidualProfile> profile;
+  {
+    Progress progress(context.err);
+    options.progress = [&](double done_share, std::string_view what) {
+      progress.Report(done_share, what);
+    };
+    profile = FitResidualProfile(spec, texts.samples, material, options);
+  }
+  if (!profile.ok()) return profile.status();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  const std::string body = profile->EncodeBody();
+  KV_ASSIGN_OR_RETURN(const std::size_t bytes,
+                      WriteProfile(line, profile->codec_key, body, profile->levels));
+  KV_ASSIGN_OR_RETURN(const std::vector<double> bits,
+                      EstimateBits(context, spec, texts, *profile, body));
+
+  const std::vector<Part> parts = PartsOf(*profile, body.size());
+  std::size_t tokens = 0;
+  for (const KvSample& text : texts.samples) tokens += text.tokens.size();
+  if (context.json) {
+    Json json;
+    json["bytes"] = bytes;
+    json["draft"] = !line.Has("measured");
+    json["body_digest"] = BodyDigest(body).ToHex();
+    json["texts"] = texts.samples.size();
+    json["tokens"] = tokens;
+    json["seconds"] = seconds.count();
+    json["parts"] = Json::object();
+    for (const Part& part : parts) json["parts"][std::string(part.name)] = part.bytes;
+    json["levels"] = Json::array();
+    for (std::size_t i = 0; i < bits.size(); ++i) {
+      json["levels"].push_back(Json{{"quality", QualityText(profile->levels[i].quality)},
+                                    {"step", profile->levels[i].step},
+                                    {"fitted_texts_bits_per_component", bits[i]}});
+    }
+    context.out << DumpJson(json) << "\n";
+    return absl::OkStatus();
+  }
+  Table sizes({{"PART"}, RightAligned("SIZE")});
+  for (const Part& part : parts) {
+    sizes.AddRow({std::string(part.name), FormatBytes(part.bytes)});
+  }
+  sizes.AddRow({"all", FormatBytes(bytes)});
+  sizes.Print(context.out);
+  context.out << "\n";
+  Table levels(
+      {{"LEVEL"}, RightAligned("STEP"), RightAligned("BITS OF FITTED TEXTS"), {"QUALITY"}});
+  for (std::size_t i = 0; i < bits.size(); ++i) {
+    levels.AddRow({std::string(QualityText(profile->levels[i].quality)),
+                   Number("%.3g", profile->levels[i].step), Number("%.3f", bits[i]),
+                   line.Has("measured") ? "measured" : "not measured"});
+  }
+  levels.Print(context.out);
+  context.out << "\n"
+              << FormatCount(texts.samples.size()) << " texts, " << FormatCount(tokens)
+              << " tokens, " << Number("%.0f", seconds.count()) << " s\nbody "
+              << BodyDigest(body).ToHex() << "\n";
+  if (!line.Has("measured")) {
+    context.out << "A draft: no server takes it until `kvtrie profile seal` gives it what was "
+                   "measured of it.\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::size_t> SealFile(const VerbContext& context) {
+  const std::string& path = context.positional(1);
+  KV_ASSIGN_OR_RETURN(const ProfileFile profile, ReadProfileFile(path));
+  const absl::StatusOr<ResidualProfile> body = ResidualProfile::DecodeBody(profile.body);
+  if (!body.ok()) return Bad(path, std::string(body.status().message()));
+  return WriteProfile(context.line, profile.codec_key, profile.body, body->levels);
+}
+
+ExitCode PrintBytes(const VerbContext& context, const absl::StatusOr<std::size_t>& bytes) {
+  if (!bytes.ok()) return context.Fail(bytes.status());
+  if (context.json) {
+    context.out << DumpJson(Json{{"bytes", *bytes}}) << "\n";
+  } else {
+    context.out << context.line.Text("out") << ": " << FormatBytes(*bytes) << "\n";
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+ExitCode RunProfileMaterial(const VerbContext& context) {
+  if (!context.line.Has("queries") && !context.line.Has("metrics")) {
+    return context.RefuseUsage("profile material: needs --queries, --metrics or both");
+  }
+  return PrintBytes(context, Material(context));
+}
+
+ExitCode RunProfileFit(const VerbContext& context) {
+  if (context.line.Has("material") &&
+      (context.line.Has("queries") || context.line.Has("metrics"))) {
+    return context.RefuseUsage(
+        "profile fit: --material has queries and metrics in it; give one or the other");
+  }
+  const absl::Status status = Fit(context);
+  return status.ok() ? ExitCode::kOk : context.Fail(status);
+}
+
+ExitCode RunProfileSeal(const VerbContext& context) {
+  return PrintBytes(context, SealFile(context));
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,239 @@
+#include "client/ctl/profile_fit.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "client/ctl/profile_files.h"
+#include "client/ctl/progress.h"
+#include "storage/base/byte_reader.h"
+#include "storage/codec/profile_header.h"
+#include "tests/client/ctl/profile_fixture.h"
+
+namespace kvtrie {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+nlohmann::json Parsed(const CliOutcome& outcome) {
+  EXPECT_EQ(outcome.code, ExitCode::kOk) << outcome.err;
+  return nlohmann::json::parse(outcome.out, nullptr, false);
+}
+
+std::vector<std::string> MaterialArguments(const ProfileFolder& folder, const std::string& out) {
+  return {"profile",   "material",
+          "--spec",    folder / "spec.json",
+          "--samples", folder / "samples",
+          "--queries", folder / "queries.f32",
+          "--metrics", folder / "metrics.f32",
+          "--rank",    "2",
+          "--out",     folder / out};
+}
+
+TEST(ProfileMaterialTest, IsWhatQueriesAndMetricsSay) {
+  const ProfileFolder folder;
+  const CliOutcome outcome = RunKvtrie(MaterialArguments(folder, "material"));
+  ASSERT_EQ(outcome.code, ExitCode::kOk) << outcome.err;
+  const auto planes = PlanesOf(folder.spec());
+  const auto material = FitMaterial::Decode(planes, folder.Read("material"));
+  ASSERT_TRUE(material.ok()) << material.status();
+  EXPECT_EQ(material->group_count, 1u);
+  EXPECT_EQ(material->importance.query_heads, 4u);
+  EXPECT_EQ(material->importance.covariance_rank, 2u);
+  EXPECT_EQ(material->Encode(planes), [&] {
+    FitMaterial expected = MakeMaterial(folder.spec(), folder.texts(), false);
+    expected.metrics = material->metrics;
+    return expected.Encode(planes);
+  }());
+  ASSERT_EQ(material->metrics.size(), planes.size());
+  for (const auto& metric : material->metrics) {
+    for (std::size_t i = 0; i < 16 * 16; ++i) {
+      EXPECT_NEAR(metric[i], i / 16 == i % 16 ? 1 : 0, 1e-6);
+    }
+  }
+}
+
+TEST(ProfileFitTest, TheSameInputsGiveTheSameBytes) {
+  const ProfileFolder folder;
+  const std::vector<std::string> more = {"--metrics", folder / "metrics.f32", "--queries",
+                                         folder / "queries.f32"};
+  ASSERT_EQ(RunKvtrie(With(folder.FitArguments("a"), more)).code, ExitCode::kOk);
+  ASSERT_EQ(RunKvtrie(With(folder.FitArguments("b"), more)).code, ExitCode::kOk);
+  EXPECT_GT(folder.Read("a").size(), 1000u);
+  EXPECT_TRUE(folder.Read("a") == folder.Read("b"));
+}
+
+TEST(ProfileFitTest, WithoutFiguresItIsADraftAndSaysSo) {
+  const ProfileFolder folder;
+  const CliOutcome outcome = RunKvtrie(folder.FitArguments("draft"));
+  ASSERT_EQ(outcome.code, ExitCode::kOk) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("predictors"), HasSubstr("token table"), HasSubstr("near-exact"),
+                    HasSubstr("not measured"), HasSubstr("A draft: no server takes it")));
+  const auto draft = ReadProfileFile(folder / "draft");
+  ASSERT_TRUE(draft.ok()) << draft.status();
+  EXPECT_TRUE(draft->levels.empty());
+  EXPECT_EQ(draft->codec_key, folder.spec().CodecKey());
+  const auto body = ResidualProfile::DecodeBody(draft->body);
+  ASSERT_TRUE(body.ok()) << body.status();
+  EXPECT_EQ(body->levels.size(), 3u);
+  // A server's check of the same bytes.
+  EXPECT_FALSE(ParseProfileHeader(AsBytes(folder.Read("draft"))).ok());
+  const CliOutcome put = RunKvtrie({"profile", "put", folder / "draft"});
+  EXPECT_EQ(put.code, ExitCode::kUsage);
+  EXPECT_THAT(put.err, HasSubstr("is a draft: measure its levels"));
+}
+
+TEST(ProfileFitTest, SaysSizesAndBitsAsJson) {
+  const ProfileFolder folder;
+  std::vector<std::string> arguments = folder.FitArguments("draft");
+  arguments.push_back("--json");
+  const auto json = Parsed(RunKvtrie(arguments));
+  EXPECT_EQ(json["bytes"], std::filesystem::file_size(folder / "draft"));
+  EXPECT_EQ(json["draft"], true);
+  EXPECT_EQ(json["texts"], 4);
+  EXPECT_EQ(json["tokens"], 400);
+  std::size_t parts = 0;
+  for (const auto& part : json["parts"]) parts += part.get<std::size_t>();
+  EXPECT_EQ(parts, ReadProfileFile(folder / "draft")->body.size());
+  ASSERT_EQ(json["levels"].size(), 3u);
+  EXPECT_EQ(json["levels"][0]["quality"], "high");
+  EXPECT_EQ(json["levels"][0]["step"], 0.25);
+  // Finer steps take more bits, and all less than what was put in.
+  const double high = json["levels"][0]["fitted_texts_bits_per_component"];
+  const double near_exact = json["levels"][1]["fitted_texts_bits_per_component"];
+  const double small = json["levels"][2]["fitted_texts_bits_per_component"];
+  EXPECT_LT(small, high);
+  EXPECT_LT(high, near_exact);
+  EXPECT_LT(near_exact, 32);
+  EXPECT_GT(small, 0);
+}
+
+std::string Figures(const std::string& digest, const std::string& mean_kl) {
+  return R"({"body_digest": ")" + digest + R"(", "levels": [
+    {"quality": "high", "bits_per_component": 4, "mean_kl": )" +
+         mean_kl + R"(, "kl_p99": 0.1},
+    {"quality": "near-exact", "bits_per_component": 8, "mean_kl": 0.001, "kl_p99": 0.1},
+    {"quality": "small", "bits_per_component": 2, "mean_kl": 0.05, "kl_p99": 0.1}]})";
+}
+
+TEST(ProfileSealTest, MakesADraftAProfileAndAProfileANewOne) {
+  const ProfileFolder folder;
+  ASSERT_EQ(RunKvtrie(folder.FitArguments("draft")).code, ExitCode::kOk);
+  const auto draft = ReadProfileFile(folder / "draft");
+  ASSERT_TRUE(draft.ok());
+  folder.Write("measured", Figures(BodyDigest(draft->body).ToHex(), "0.009"));
+  const auto seal = [&](const std::string& from, const std::string& to) {
+    return RunKvtrie({"profile", "seal", folder / from, "--measured", folder / "measured", "--out",
+                      folder / to});
+  };
+  ASSERT_EQ(seal("draft", "first").code, ExitCode::kOk);
+  const auto first = ReadProfileFile(folder / "first");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(first->body == draft->body);
+  ASSERT_EQ(first->levels.size(), 3u);
+  EXPECT_EQ(first->levels[0].mean_kl, 0.009f);
+
+  folder.Write("measured", Figures(BodyDigest(draft->body).ToHex(), "0.005"));
+  ASSERT_EQ(seal("first", "second").code, ExitCode::kOk);
+  EXPECT_EQ(ReadProfileFile(folder / "second")->levels[0].mean_kl, 0.005f);
+
+  // The same as a fit that is given the figures at once.
+  ASSERT_EQ(
+      RunKvtrie(With(folder.FitArguments("fitted"), {"--measured", folder / "measured"})).code,
+      ExitCode::kOk);
+  EXPECT_TRUE(folder.Read("fitted") == folder.Read("second"));
+
+  folder.Write("measured", Figures(BodyDigest(draft->body).ToHex(), "0.02"));
+  const CliOutcome broken = seal("draft", "third");
+  EXPECT_EQ(broken.code, ExitCode::kFailed);
+  EXPECT_THAT(broken.err, HasSubstr("promises at most 0.01"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "third"));
+}
+
+TEST(ProfileFitTest, FiguresOfAnotherFitAreRefused) {
+  const ProfileFolder folder;
+  ASSERT_EQ(RunKvtrie(folder.FitArguments("draft")).code, ExitCode::kOk);
+  folder.Write("measured",
+               Figures(BodyDigest(ReadProfileFile(folder / "draft")->body).ToHex(), "0.009"));
+  const CliOutcome other = RunKvtrie(
+      With(folder.FitArguments("other"), {"--measured", folder / "measured", "--high", "0.3"}));
+  EXPECT_EQ(other.code, ExitCode::kFailed);
+  EXPECT_THAT(other.err, HasSubstr("measure it again"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "other"));
+}
+
+TEST(ProfileFitTest, MistakesAreNamedWithTheirCure) {
+  const ProfileFolder folder;
+  folder.Write("cut", "12");
+  folder.Write("short", std::string(40, '\0'));
+  const auto fit = [&](const std::vector<std::string>& more) {
+    const CliOutcome outcome = RunKvtrie(With(folder.FitArguments("out"), more));
+    EXPECT_NE(outcome.code, ExitCode::kOk);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_FALSE(std::filesystem::exists(folder / "out"));
+    return outcome.err;
+  };
+  EXPECT_THAT(fit({"--metrics", folder / "cut"}), HasSubstr("cut: has 2 bytes"));
+  EXPECT_THAT(fit({"--metrics", folder / "short"}),
+              HasSubstr("short: has 10 numbers, and this model takes 1024: [plane][KV head]"));
+  EXPECT_THAT(fit({"--queries", folder / "short"}),
+              HasSubstr("short: has 10 numbers, and this model takes 288 for each query head"));
+  EXPECT_THAT(fit({"--material", folder / "short"}), HasSubstr("short: "));
+  EXPECT_THAT(fit({"--material", folder / "none"}), HasSubstr("none: cannot be opened"));
+  EXPECT_THAT(fit({"--samples", folder / "none"}), HasSubstr("none: cannot be read"));
+  EXPECT_THAT(fit({"--spec", folder / "cut"}), HasSubstr("ModelSpec"));
+  EXPECT_THAT(fit({"--inputs", "below,above"}), HasSubstr("'above' is none; they are below"));
+  EXPECT_THAT(fit({"--ridge", "0"}), HasSubstr("ridge must be above 0"));
+  EXPECT_THAT(fit({"--high", "0", "--near-exact", "0", "--small", "0"}),
+              HasSubstr("without --metrics or --material there are no default steps"));
+  EXPECT_THAT(fit({"--measured", folder / "cut"}), HasSubstr("cut: is no JSON object"));
+  EXPECT_THAT(fit({"--material", folder / "short", "--queries", folder / "queries.f32"}),
+              HasSubstr("give one or the other"));
+  EXPECT_THAT(fit({"--out", folder / "none/out"}), HasSubstr("cannot be written"));
+}
+
+TEST(ProfileVerbTest, EachCommandTakesItsOwnFlags) {
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"profile", "fit"}, "needs --spec"},
+      {{"profile", "fit", "file"}, "needs no argument, but flags"},
+      {{"profile", "material", "--spec", "s", "--samples", "s", "--out", "o"}, "needs --queries"},
+      {{"profile", "seal", "file", "--out", "o"}, "needs --measured"},
+      {{"profile", "code", "--spec", "s"}, "needs --profile"},
+      {{"profile", "put", "file", "--high", "1"}, "does not take --high"},
+      {{"profile", "seal", "file", "--measured", "m", "--out", "o", "--spec", "s"},
+       "does not take --spec"},
+      {{"profile", "code", "--level", "best"}, "must be exact|near-exact|high|small"},
+  };
+  for (const auto& [arguments, what] : cases) {
+    const CliOutcome outcome = RunKvtrie(arguments);
+    EXPECT_EQ(outcome.code, ExitCode::kUsage) << what;
+    EXPECT_THAT(outcome.err, HasSubstr(what));
+  }
+}
+
+TEST(ProgressTest, ShowsLongWorkOnOneLine) {
+  std::ostringstream err;
+  {
+    Progress progress(err, std::chrono::seconds(0));
+    progress.Report(0.051, "a long name");
+    progress.Report(1, "short");
+  }
+  EXPECT_EQ(err.str(), "\r  5 %  a long name\r100 %  short      \n");
+}
+
+TEST(ProgressTest, ShortWorkShowsNothing) {
+  std::ostringstream err;
+  { Progress(err, std::chrono::hours(1)).Report(0.5, "work"); }
+  EXPECT_EQ(err.str(), "");
+}
+
+}  // namespace
+}  // namespace kvtrie
