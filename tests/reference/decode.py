@@ -28,6 +28,8 @@ def decode(frame, spec, tokens, profile=None) -> bytes:
         return frame.body
     if frame.tokens_crc32c != crc32c(struct.pack(f"<{len(tokens)}I", *tokens)):
         raise WrongQuestion("frame: of other tokens")
+    if spec.layout_tag and (frame.codec != frames.LOSSLESS or frame.profile != frames.NO_PROFILE):
+        raise WrongQuestion("frame: KV in an order of its engine's own is raw, or lossless without a profile")
     if frame.codec == frames.ROTATED:
         return rotated.decode(frame, spec)
     if frame.profile == frames.NO_PROFILE:

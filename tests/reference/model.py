@@ -24,6 +24,7 @@ class Spec:
     scaling: bytes
     block_tokens: int
     dtype_bytes: int
+    layout_tag: bytes = b""
 
     def components(self, layer: int, kind: int) -> int:
         return self.layers[layer][0] * self.layers[layer][1 + kind]
@@ -58,7 +59,8 @@ def parse(data: bytes) -> Spec:
     dtype = fields[3][0]
     return Spec(id=hashlib.sha256(data).digest()[:16], codec_key=_codec_key(fields), dtype=dtype, layers=layers,
                 pairing=pairing, theta=theta, rotary_dims=rotary_dims, scaling=fields[5][13:],
-                block_tokens=int.from_bytes(fields[9], "little"), dtype_bytes=(4, 2, 2, 1, 1, 1, 1)[dtype - 1])
+                block_tokens=int.from_bytes(fields[9], "little"), dtype_bytes=(4, 2, 2, 1, 1, 1, 1)[dtype - 1],
+                layout_tag=fields[10])
 
 
 def _codec_key(fields) -> bytes:

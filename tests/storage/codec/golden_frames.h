@@ -161,7 +161,7 @@ inline ResidualProfile GoldenProfile(const ModelSpec& spec, bool block_per_head)
   // No two tables alike.
   for (std::uint32_t c = 0; c < kScaleClasses; ++c) {
     std::uint16_t* const zero = &profile.class_frequencies[c * kResidualSymbols + kSymbolMax];
-    const std::uint16_t moved = c % 2 == 0 ? 0 : *zero / 4;
+    const int moved = c % 2 == 0 ? 0 : *zero / 4;
     zero[0] = static_cast<std::uint16_t>(zero[0] - moved);
     zero[1] = static_cast<std::uint16_t>(zero[1] + moved);
   }
