@@ -30,8 +30,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Base steps in units of the metric. Where it is Fisher's information of the loss of 256 tokens, they
-// come near to what levels promise, for texts like those that are fitted; only a measurement tells.
+// Base steps in units of the metric. Where it is Fisher's information of the loss of 256 tokens,
+// they come near to what levels promise, for texts like those that are fitted; only a measurement
+// tells.
 struct LevelFlag {
   Quality quality;
   std::string_view flag;
