@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "client/fetch_assembly.h"
-#include "client/model_spec_proto.h"
+#include "client/model_spec_to_proto.h"
 #include "client/raw_call.h"
 #include "client/status_from_grpc.h"
 #include "proto/bulk_message.h"

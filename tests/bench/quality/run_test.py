@@ -40,7 +40,7 @@ def test_codecs_without_their_tool_are_skipped_with_the_reason(tmp_path, monkeyp
     ready, errors = run.fit_codecs(schemes.SCHEMES, no_calibration)
     assert ready == [s for s in schemes.SCHEMES if isinstance(s, schemes.Baseline)]
     assert set(errors) == {s.name for s in schemes.SCHEMES if isinstance(s, schemes.Codec)}
-    assert all("build target kvtrie" in str(error) for error in errors.values())
+    assert all("build target codec_tool" in str(error) for error in errors.values())
 
 
 def test_first_of_each_domain():
@@ -107,7 +107,7 @@ def test_a_run_writes_rows_and_a_picture(command, tmp_path, capsys):
                         "next 1000"]
     assert png_path.read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr()
-    assert "no row for kvtrie high: no build/release/kvtrie" in said.out
+    assert "no row for kvtrie high: no build/release/tests/bench/codec_tool" in said.out
     assert "schemes x texts: 19/19" in said.err
 
 

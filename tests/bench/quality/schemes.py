@@ -57,7 +57,7 @@ class Baseline:
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """The store's codec at a quality level. fit, code: flags of `kvtrie profile`.
+    """The store's codec at a quality level. fit, code: options of codec_tool's verbs.
 
     material: what it is fitted with beside the calibration texts.
     """
