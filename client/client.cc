@@ -8,7 +8,7 @@
 
 #include "client/fetch_assembly.h"
 #include "client/frame_decoding.h"
-#include "client/model_spec_proto.h"
+#include "client/model_spec_to_proto.h"
 #include "client/raw_call.h"
 #include "client/status_from_grpc.h"
 #include "proto/bulk_message.h"

@@ -6,7 +6,8 @@
 #include <numbers>
 
 #include "absl/strings/str_cat.h"
-#include "client/model_spec_proto.h"
+#include "client/model_spec_from_proto.h"
+#include "client/model_spec_to_proto.h"
 #include "storage/base/byte_order.h"
 
 namespace kvtrie {

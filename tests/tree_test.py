@@ -49,7 +49,8 @@ WITHOUT_OWN_TEST = {
     # Steps of a call, which mean nothing without a connection.
     "client/borrowed_slices.cc": "tests/client/client_test.cc",
     "client/channel_pool.cc": "tests/client/client_test.cc",
-    "client/model_spec_proto.cc": "tests/client/client_test.cc",
+    "client/model_spec_from_proto.cc": "tests/server/wire_conversion_test.cc",
+    "client/model_spec_to_proto.cc": "tests/client/client_test.cc",
     "client/put_connection.cc": "tests/client/client_test.cc",
     "client/raw_call.cc": "tests/client/client_test.cc",
     "client/status_from_grpc.cc": "tests/client/client_test.cc",

@@ -19,7 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/ctl/format.h"
-#include "client/model_spec_proto.h"
+#include "client/model_spec_from_proto.h"
 #include "storage/base/byte_reader.h"
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"

@@ -42,11 +42,13 @@ def draw(rows: Sequence[Figures], path: pathlib.Path, title: str) -> None:
         of_group = sorted((row for row in rows if row.group == group), key=lambda row: row.bits_per_component)
         axes.plot([row.bits_per_component for row in of_group], [max(row.mean_kl, 1e-7) for row in of_group],
                   marker="o", linewidth=2.5 if group == "worst" else 1, color="black" if group == "worst" else None,
-                  label=group)
+                  label="the profile's claim" if group == "worst" else group)
     for level, bound in steps.MEAN_KL_MAX.items():
         axes.axhline(bound, color="gray", linestyle=":", linewidth=1)
         axes.annotate(level, (1, bound), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="gray")
     axes.set(xscale="log", yscale="log", xlabel="bits per component", ylabel="mean KL, nat", title=title)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     try:

@@ -86,6 +86,9 @@ class _Calibration:
         # The profile that makes KV smallest, all levels counting alike.
         best = min(chosen, key=lambda fit: sum(np.log(row.bits_per_component)
                                                for row in figures.worst(fit.rows).values()))
+        if best is not fits[-1]:
+            print(f"\nThe smallest of {len(chosen)} that keep their promises:")
+            print(report.figures_table(best.rows, best.steps))
         self._finish(best)
         return 0
 
@@ -242,8 +245,8 @@ class _Calibration:
         figures_json = figures.measured_json(fit.body_digest, fit.rows, about)
         self._work.write(measured, json.dumps(figures_json, indent=1).encode())
         self._kvtrie.profile("seal", self._work.fit(fit.key, "draft"), flags={"measured": measured, "out": options.out})
-        print(f"\n{report.figures_table(fit.rows, fit.steps)}\n{options.out}: "
-              f"{options.out.stat().st_size / 2**20:.1f} MiB, after {time.monotonic() - self._start:.0f} s", flush=True)
+        print(f"{options.out}: {options.out.stat().st_size / 2**20:.1f} MiB, after "
+              f"{time.monotonic() - self._start:.0f} s", flush=True)
         if options.json:
             self._work.write(options.json, measured.read_bytes())
         if options.png:

@@ -6,7 +6,6 @@
 
 namespace kvtrie {
 
-v1::ModelSpec ModelSpecToProto(const ModelSpec& spec);
 // InvalidArgument: an enum has a value that is not known here. Ranges are ModelSpec::Validate's.
 absl::StatusOr<ModelSpec> ModelSpecFromProto(const v1::ModelSpec& proto);
 
