@@ -39,7 +39,7 @@ struct LevelFlag {
   double step;
 };
 constexpr LevelFlag kLevelFlags[] = {{Quality::kHigh, "high", 0.0026},
-                                     {Quality::kNearExact, "near-exact", 0.0008},
+                                     {Quality::kNearExact, "near-exact", 0.00075},
                                      {Quality::kSmall, "small", 0.0045}};
 
 struct InputName {

@@ -83,7 +83,7 @@ const FlagSpec kFlags[] = {
     {"rank", FlagSpec::Kind::kNumber, "material, fit: kept of each query covariance (8)", 0, 4096},
     {"material", FlagSpec::Kind::kText, "fit: file of `profile material`"},
     {"high", FlagSpec::Kind::kReal, "fit: step in units of the metric (0.0026); 0: no such level"},
-    {"near-exact", FlagSpec::Kind::kReal, "fit: the same (0.0008)"},
+    {"near-exact", FlagSpec::Kind::kReal, "fit: the same (0.00075)"},
     {"small", FlagSpec::Kind::kReal, "fit: the same (0.0045)"},
     {"importance", FlagSpec::Kind::kReal, "fit: how far steps follow importance (0.9)"},
     {"rate-weight", FlagSpec::Kind::kReal, "fit: of bits against error in rounding (0.08)"},

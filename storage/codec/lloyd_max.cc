@@ -83,7 +83,10 @@ LloydMaxCodebook MakeLloydMaxCodebook(std::uint32_t dim, std::uint32_t bits) {
     }
     if (change < kChangeMin) break;
   }
-  for (const double word : words) book.codewords.push_back(static_cast<float>(word));
+  // On a grid that is coarser than what the last bits of a C library make of them.
+  for (const double word : words) {
+    book.codewords.push_back(static_cast<float>(std::nearbyint(word * 0x1p20) * 0x1p-20));
+  }
   for (std::size_t i = 1; i < count; ++i) {
     book.bounds.push_back(static_cast<float>((words[i - 1] + words[i]) / 2));
   }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/byte_reader.h"
 #include "storage/base/check.h"
+#include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/frame.h"
@@ -27,6 +28,7 @@ struct ResidualCodec::Decoder::Run {
     RopeAngles angles;
     bool first_from_profile = false;
     std::vector<std::uint16_t> layers_of_section;
+    std::vector<std::uint32_t> raw_crcs;  // [layer], of exact frames
     std::vector<std::uint16_t> exact;
     const std::byte* exact_bytes = nullptr;
     std::vector<LaneMask> active;
@@ -86,6 +88,9 @@ absl::Status ResidualCodec::Decoder::Run::Open(Coded& to) const {
     layers = to.layers_of_section.back();
   }
   if (layers != geometry.layer_count()) return Damaged("layers of the last section");
+  for (std::uint32_t i = 0; i < geometry.layer_count() && block.quality == Quality::kExact; ++i) {
+    to.raw_crcs.push_back(reader.Read<std::uint32_t>());
+  }
   if (exact_count > geometry.block_tokens()) return Damaged("exact tokens");
   for (std::size_t i = 0; i < exact_count; ++i) {
     const auto token = reader.Read<std::uint16_t>();
@@ -258,6 +263,12 @@ absl::Status ResidualCodec::Decoder::DecodeLayer() {
       });
     }
     if (coded.entropy.damaged) return Damaged("its symbols end early");
+    if (run.exact) {
+      const auto raw = RawOfLayer(geometry, run.next_layer, coded.block.raw);
+      if (Crc32c(raw) != coded.raw_crcs[run.next_layer]) {
+        return Damaged("it decodes to other KV than was encoded");
+      }
+    }
   }
   ++run.next_layer;
   if (run.next_layer == geometry.layer_count()) {

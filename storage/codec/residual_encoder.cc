@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/byte_reader.h"
 #include "storage/base/check.h"
+#include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/coded_body.h"
@@ -301,8 +302,10 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
         layer_bytes.begin()));
   }
   // The head goes with the first section, or is one of its own where both are too long for that.
+  const std::uint32_t crc_count = level_.quality == Quality::kExact ? geometry.layer_count() : 0;
   const auto head_bytes = [&] {
-    return kFrameBindingBytes + kResidualHeadBytes + 2 * layers_of_section.size() + exact_bytes;
+    return kFrameBindingBytes + kResidualHeadBytes + 2 * layers_of_section.size() +
+           std::size_t{4} * crc_count + exact_bytes;
   };
   if (head_bytes() + encoded.section_bytes[0] > kSectionBytesMax) {
     encoded.section_bytes.insert(encoded.section_bytes.begin(), 0);
@@ -316,6 +319,9 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
   writer.Write(static_cast<std::uint16_t>(coded.exact.size()));
   writer.Write(static_cast<std::uint16_t>(layers_of_section.size()));
   for (const std::uint16_t layers : layers_of_section) writer.Write(layers);
+  for (std::uint32_t layer = 0; layer < crc_count; ++layer) {
+    writer.Write(Crc32c(RawOfLayer(geometry, layer, coded.block->raw)));
+  }
   for (const std::uint16_t token : coded.exact) writer.Write(token);
   for (const std::uint16_t token : coded.exact) {
     ForEachPiece(geometry, token, [&](std::size_t offset, std::size_t bytes) {

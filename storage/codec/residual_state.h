@@ -20,8 +20,9 @@
 namespace kvtrie {
 
 // Of a body (RESIDUAL.md), behind the prologue that all coded bodies share: u8 flags, u8 zero, u16
-// tokens kept exact, u16 sections; then for each section u16 layers that are complete with it; then
-// the exact tokens, u16 each; their raw bytes; the entropy-coded rest.
+// tokens kept exact, u16 sections; then for each section u16 layers that are complete with it; of
+// an exact frame the CRC-32C of the raw KV of each layer; then the exact tokens, u16 each; their
+// raw bytes; the entropy-coded rest.
 inline constexpr std::uint8_t kFirstTokenFromProfile = 1;
 inline constexpr std::size_t kResidualHeadBytes = 6;  // up to the counts
 
@@ -79,6 +80,13 @@ std::uint32_t TokensCrc(std::span<const TokenId> tokens);
 
 // [group]: lanes beyond the block's tokens, and those of `kept_out`, code nothing.
 std::vector<LaneMask> ActiveLanes(std::size_t token_count, std::span<const std::uint16_t> kept_out);
+
+// The bytes of one layer of a raw block.
+template <typename Byte>
+std::span<Byte> RawOfLayer(const KvGeometry& geometry, std::uint32_t layer, std::span<Byte> raw) {
+  return raw.subspan(geometry.layer_begin(layer),
+                     geometry.layer_end(layer) - geometry.layer_begin(layer));
+}
 
 // The bytes of one token, layer by layer, K then V.
 std::size_t TokenBytes(const KvGeometry& geometry);

@@ -16,6 +16,7 @@
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/lanes.h"
 #include "storage/codec/lloyd_max.h"
+#include "storage/codec/portable_math.h"
 
 namespace kvtrie {
 namespace {
@@ -64,7 +65,8 @@ RotatedShape ShapeOf(std::uint32_t head_dim, std::uint32_t bits) {
     }
     for (std::uint32_t i = 0; i < hartley_dim; ++i) {
       const double angle = 2 * std::numbers::pi * i / hartley_dim;
-      rotation->cas.push_back(static_cast<float>(std::cos(angle) + std::sin(angle)));
+      const SineAndCosine of = PortableSineAndCosine(angle);
+      rotation->cas.push_back(static_cast<float>(of.cosine + of.sine));
     }
   }
   LloydMaxCodebook& book = rotation->books[bits];

@@ -59,6 +59,7 @@ class Body:
         self.layers = head.array("H", section_count)
         require(all(a <= b for a, b in zip(self.layers, self.layers[1:])) and self.layers[-1] == len(spec.layers),
                 "residual: layers")
+        self.raw_crcs = head.array("I", len(spec.layers)) if frame.codec == frames.LOSSLESS else []
         self.exact_tokens = head.array("H", exact_count)
         require(all(a < b for a, b in zip(self.exact_tokens, self.exact_tokens[1:])) and
                 all(t < spec.block_tokens for t in self.exact_tokens), "residual: exact_tokens")
@@ -135,6 +136,9 @@ def decode(frame, spec, profile, tokens, sections=None) -> bytes:
                     x = ropes[t].turn(x)
                 raw.append(dtypes.write(spec.dtype, [dtypes.code(spec.dtype, value) for value in x]))
         exact_at += row_bytes
+        if is_exact and (index + 1 == len(profile.planes) or profile.planes[index + 1].layer != plane.layer):
+            of_layer = b"".join(raw)[-spec.layer_bytes()[plane.layer]:]
+            require(crc32c(of_layer) == body.raw_crcs[plane.layer], "residual: raw_crcs")
     if body.is_whole:
         body.decoder.end()
     return b"".join(raw)

@@ -6,6 +6,7 @@ import math
 import struct
 
 import dtypes
+import rope
 from damage import Reader, require
 from dtypes import float32
 from model import K, V
@@ -95,7 +96,7 @@ def transform(x) -> list:
     if m == 1:
         return t
     angles = [2 * math.pi * n / m for n in range(m)]
-    cas = [float32(math.cos(angle) + math.sin(angle)) for angle in angles]
+    cas = [float32(sum(rope.cosine_and_sine(angle))) for angle in angles]
     result = []
     for i in range(m):
         for k in range(h):
@@ -139,4 +140,4 @@ def codebook(dim: int, bits: int):
         better = [mean(low, high) for low, high in zip(bounds, bounds[1:])]
         change = max(abs(a - b) for a, b in zip(words, better))
         words = better
-    return [float32(word) for word in words]
+    return [round(word * 2**20) / 2**20 for word in words]
