@@ -399,6 +399,28 @@ TEST_F(EnginePutTest, ABatchAnswersBlockByBlock) {
   EXPECT_TRUE(engine_->FindFrames(tenant_, model_, {}, Quality::kExact)->empty());
 }
 
+TEST_F(EnginePutTest, BlocksOfOneCallLieBehindEachOther) {
+  Open();
+  blocks_per_write_ = 8;
+  const auto tokens = SessionTokens(1, 8 * kTestBlockTokens);
+  MustPut(tokens);
+  std::vector<TrieNodeId> ids;
+  for (const MatchedBlock& block : Lookup(tokens).blocks.front()) ids.push_back(block.node);
+  const auto frames = engine_->FindFrames(tenant_, model_, ids, Quality::kExact);
+  ASSERT_TRUE(frames.ok());
+  ASSERT_EQ(frames->size(), 8u);
+  PayloadLocation expected = (*frames)[0]->at;
+  EXPECT_EQ(expected.offset_units % PayloadLocation::kUnitsPerPage, 0u);
+  for (const auto& frame : *frames) {
+    EXPECT_EQ(frame->at, expected);
+    expected.offset_units +=
+        static_cast<std::uint32_t>(expected.disk_bytes() / PayloadLocation::kUnitBytes);
+  }
+  Reopen();
+  EXPECT_EQ(ExpectOwnBytes(tokens), 8u);
+  ExpectSound();
+}
+
 // Public report 50: block sizes side by side; 17: shapes that others trip over.
 TEST_F(EnginePutTest, ModelsOfAllShapesLiveSideBySide) {
   Open();
