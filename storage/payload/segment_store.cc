@@ -29,6 +29,7 @@ constexpr std::uint64_t kUnitBytes = PayloadLocation::kUnitBytes;
 constexpr std::uint64_t kUnitsPerPage = PayloadLocation::kUnitsPerPage;
 // A place within counts units in 32 bits.
 constexpr std::uint64_t kSegmentBytesMax = std::uint64_t{1} << 40;
+constexpr std::uint64_t kGroupBytesMax = std::uint64_t{1} << 32;
 // Beyond, the file that was used longest ago is closed.
 constexpr std::size_t kOpenFilesMax = 512;
 
@@ -295,7 +296,7 @@ absl::Status SegmentStore::LoadSegment(std::uint32_t number) {
         absl::StrCat(segment->path, " belongs to another store than the segments before it"));
   }
   segment->end = size;
-  segment->live_units.Reserve(size / kUnitBytes);
+  segment->live_units.Reserve(std::min(size, segment_bytes_) / kUnitBytes);
   segment->sealed = true;
   absl::MutexLock lock(&mutex_);
   AddAllocated(*segment, allocated_bytes);
@@ -521,7 +522,9 @@ absl::StatusOr<std::vector<PayloadLocation>> SegmentStore::AppendGroup(
     const auto known_crc = record->payload_crc32c();
     header.payload_crc32c = known_crc ? *known_crc : Crc32c(record->payload());
   }
-  KV_ASSIGN_OR_RETURN(const Reservation reservation, Reserve(GroupDiskBytes(records)));
+  const std::uint64_t group_bytes = GroupDiskBytes(records);
+  KV_CHECK(group_bytes <= kGroupBytesMax);
+  KV_ASSIGN_OR_RETURN(const Reservation reservation, Reserve(group_bytes));
 
   std::vector<PayloadLocation> places;
   places.reserve(records.size());
