@@ -144,7 +144,8 @@ class PayloadStore {
   // answer.
   virtual absl::StatusOr<StoredPayload> Read(const PayloadLocation& at) = 0;
 
-  // Gives the space back. The caller has made sure that nobody names the location any more.
+  // Gives the space back; that of a page which records share, with the last of them. The caller has
+  // made sure that nobody names the location any more.
   virtual void Free(const PayloadLocation& at) = 0;
 
   // All records appended before are durable on OK.
