@@ -405,36 +405,39 @@ Engine::Core::PublishItem Engine::Core::SealBlock(std::shared_ptr<TriePutSession
 }
 
 void Engine::Core::WriteRecords(std::span<const RecordToWrite> group) {
-  std::vector<PayloadRecord*> records;
-  records.reserve(group.size());
-  for (const RecordToWrite& one : group) records.push_back(one.record);
-  const std::uint64_t room = GroupDiskBytes(records);
-  absl::Status failure = MakeRoom(room);
-  if (failure.ok()) {
+  const auto write_at_once = [this](std::span<const RecordToWrite> some) {
+    std::vector<PayloadRecord*> records;
+    records.reserve(some.size());
+    for (const RecordToWrite& one : some) records.push_back(one.record);
+    const std::uint64_t room = GroupDiskBytes(records);
+    if (absl::Status status = MakeRoom(room); !status.ok()) return status;
     auto places = payload_->AppendGroup(records);
     if (absl::IsResourceExhausted(places.status()) && options_.eviction) {
       // The disk is full below our own limit: somebody else fills it. Shrink once, try again.
       const auto evicted = Evict(4 * room, Victims::kFramesThenLeaves);
-      if (evicted.ok() && *evicted > 0 && SyncAndFree().ok())
+      if (evicted.ok() && *evicted > 0 && SyncAndFree().ok()) {
         places = payload_->AppendGroup(records);
+      }
     }
     reserved_bytes_ -= room;
-    failure = places.status();
-    SetDegraded(Degradation::kDiskFull, absl::IsResourceExhausted(failure));
-    SetDegraded(Degradation::kDiskUnwritable, !failure.ok() && !absl::IsResourceExhausted(failure));
-    if (failure.ok()) {
-      for (std::size_t i = 0; i < group.size(); ++i) {
-        group[i].item->at = (*places)[i];
-        group[i].item->frame = std::move(*group[i].record).TakePayload();
-      }
-      return;
+    const absl::Status status = places.status();
+    SetDegraded(Degradation::kDiskFull, absl::IsResourceExhausted(status));
+    SetDegraded(Degradation::kDiskUnwritable, !status.ok() && !absl::IsResourceExhausted(status));
+    for (std::size_t i = 0; status.ok() && i < some.size(); ++i) {
+      some[i].item->at = (*places)[i];
+      some[i].item->frame = std::move(*some[i].record).TakePayload();
     }
-  }
+    return status;
+  };
+  absl::Status failure = write_at_once(group);
+  if (failure.ok()) return;
   if (absl::IsResourceExhausted(failure) && group.size() > 1) {
     // There may be room for the first blocks, which are of use without those behind them.
-    WriteRecords(group.first(group.size() / 2));
-    WriteRecords(group.subspan(group.size() / 2));
-    return;
+    while (!group.empty()) {
+      failure = write_at_once(group.first(1));
+      if (!failure.ok()) break;
+      group = group.subspan(1);
+    }
   }
   for (const RecordToWrite& one : group) {
     one.item->failure = failure;
