@@ -24,6 +24,12 @@ class File {
   // With direct I/O, `bytes`, its size and `offset` are multiples of 4096.
   virtual absl::Status Write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
 
+  // The pieces behind each other, in one call to the system where it can. With direct I/O, `offset`
+  // and the sum of the sizes are multiples of 4096, each size one of 512, and each piece is aligned
+  // to 4096.
+  virtual absl::Status WritePieces(std::uint64_t offset,
+                                   std::span<const std::span<const std::byte>> pieces) = 0;
+
   // Reads exactly `bytes.size()`, or up to the end of the file; returns how many.
   virtual absl::StatusOr<std::size_t> Read(std::uint64_t offset, std::span<std::byte> bytes) = 0;
 

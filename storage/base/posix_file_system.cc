@@ -1,11 +1,13 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -76,6 +78,46 @@ class PosixFile final : public File {
     return absl::OkStatus();
   }
 
+  absl::Status WritePieces(std::uint64_t offset,
+                           std::span<const std::span<const std::byte>> pieces) override {
+    if (pieces.size() == 1) return Write(offset, pieces.front());
+    if (direct() && !gathers_.load(std::memory_order_relaxed)) return WriteJoined(offset, pieces);
+    std::vector<iovec> vectors;
+    vectors.reserve(pieces.size());
+    for (const auto& piece : pieces) {
+      vectors.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
+    }
+    std::uint64_t done = 0;
+    for (std::span<iovec> rest = vectors; !rest.empty();) {
+      const auto now = rest.first(std::min<std::size_t>(rest.size(), IOV_MAX));
+      const ssize_t written = ::pwritev(descriptor_, now.data(), static_cast<int>(now.size()),
+                                        static_cast<off_t>(offset + done));
+      if (written < 0) {
+        if (errno == EINTR) continue;
+        if (errno != EINVAL || !direct()) return FromErrno(errno, "write", path_);
+        // A disk with sectors larger than the pieces' steps.
+        gathers_.store(false, std::memory_order_relaxed);
+        return WriteJoined(offset, pieces);
+      }
+      std::size_t count = static_cast<std::size_t>(written);
+      std::size_t rest_bytes = 0;
+      for (const iovec& vector : rest) rest_bytes += vector.iov_len;
+      // A short direct write may end off a page: its last page is written again.
+      if (count < rest_bytes && direct()) count -= count % AlignedBuffer::kAlignment;
+      if (count == 0) return FromErrno(EIO, "write", path_);
+      done += count;
+      while (!rest.empty() && count >= rest.front().iov_len) {
+        count -= rest.front().iov_len;
+        rest = rest.subspan(1);
+      }
+      if (count > 0) {
+        rest.front().iov_base = static_cast<std::byte*>(rest.front().iov_base) + count;
+        rest.front().iov_len -= count;
+      }
+    }
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<std::size_t> Read(std::uint64_t offset, std::span<std::byte> bytes) override {
     std::size_t done = 0;
     while (done < bytes.size()) {
@@ -131,6 +173,17 @@ class PosixFile final : public File {
   bool direct() const override { return direct_.load(std::memory_order_relaxed); }
 
  private:
+  // For devices that take no pieces: one copy.
+  absl::Status WriteJoined(std::uint64_t offset,
+                           std::span<const std::span<const std::byte>> pieces) {
+    std::size_t bytes = 0;
+    for (const auto& piece : pieces) bytes += piece.size();
+    AlignedBuffer joined(bytes);
+    std::byte* end = joined.data();
+    for (const auto& piece : pieces) end = std::copy(piece.begin(), piece.end(), end);
+    return Write(offset, {joined.data(), bytes});
+  }
+
   // Some file systems accept O_DIRECT at open and refuse it at the first read or write. False when
   // the caller's own alignment is to blame, or direct I/O is off already.
   bool LeaveDirect(std::uint64_t offset, std::span<const std::byte> bytes) {
@@ -164,6 +217,7 @@ class PosixFile final : public File {
   const int descriptor_;
   const std::string path_;
   std::atomic<bool> direct_;
+  std::atomic<bool> gathers_{true};  // takes pieces with direct I/O
 };
 
 int OpenRetrying(const std::string& path, int flags) {

@@ -80,7 +80,7 @@ NodeFrames FramesOf(const NodeRow& row) {
   }
   NodeFrames frames;
   if (frame != nullptr) {
-    frames.frame = {frame->segment, frame->offset_pages, frame->record_bytes};
+    frames.frame = {frame->segment, frame->offset_units, frame->record_bytes};
     frames.quality = ServedQuality(row, *frame);
     frames.codec = frame->codec;
   }

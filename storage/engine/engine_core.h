@@ -33,11 +33,11 @@ namespace kvtrie {
 
 // A frame's place as the index keeps it, in the payload store's words.
 inline PayloadLocation LocationOf(const FrameRef& frame) {
-  return {frame.segment, frame.offset_pages, frame.record_bytes};
+  return {frame.segment, frame.offset_units, frame.record_bytes};
 }
 
 inline PayloadLocation LocationOf(const RungRow& rung) {
-  return {rung.segment, rung.offset_pages, rung.record_bytes};
+  return {rung.segment, rung.offset_units, rung.record_bytes};
 }
 
 // At which a frame of the row may be served.
@@ -269,8 +269,16 @@ class Engine::Core {
   void WriteBlocks(std::shared_ptr<TriePutSession> session,
                    std::vector<PutSession::FinishedBlock> blocks);
   void GiveUpBlock(std::shared_ptr<TriePutSession> session, std::uint32_t block);
-  PublishItem WriteBlock(std::shared_ptr<TriePutSession> session,
-                         PutSession::FinishedBlock finished);
+  // A block on its way to the disk.
+  struct RecordToWrite {
+    PayloadRecord* record;
+    PublishItem* item;
+  };
+  // Completes the record of a block; a failure is in the item.
+  PublishItem SealBlock(std::shared_ptr<TriePutSession> session,
+                        PutSession::FinishedBlock& finished);
+  // Writes records behind each other, and says in the items where each is or why it is not.
+  void WriteRecords(std::span<const RecordToWrite> group);
   void Enqueue(std::vector<PublishItem> items);
   // Returns what has to wait for what this group has published: it is the next group.
   std::vector<PublishItem> PublishGroup(std::vector<PublishItem> group,

@@ -20,6 +20,11 @@ namespace {
 // As a block index: the caller has dropped its session.
 constexpr std::uint32_t kCloseSession = 0xffffffffu;
 
+// Records that are written at once: enough for small ones to cost little each.
+constexpr std::uint64_t kGroupBytesMax = std::uint64_t{8} << 20;
+// A thread that writes takes what came meanwhile along up to so many bytes.
+constexpr std::uint64_t kTakenTogetherBytes = std::uint64_t{256} << 10;
+
 // What of a node's frames is on a rung.
 std::optional<Quality> QualityOn(const IndexNode& node, Rung rung) {
   if (!node.has_frame()) return std::nullopt;
@@ -38,7 +43,7 @@ bool HasEnough(const TriePutSession& session, std::uint32_t block, const IndexNo
 
 RungRow At(RungRow rung, const PayloadLocation& at) {
   rung.segment = at.segment;
-  rung.offset_pages = at.offset_pages;
+  rung.offset_units = at.offset_units;
   rung.record_bytes = at.record_bytes;
   return rung;
 }
@@ -298,16 +303,53 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
 }
 
 // Both go to another thread: writing and publishing wait for the disk. Bounded by the put budget,
-// so never refused.
+// so never refused. What comes while the threads are busy is written together: nobody waits for it,
+// and small blocks that are sent one by one share pages too.
 void Engine::Core::WriteBlocks(std::shared_ptr<TriePutSession> session,
                                std::vector<PutSession::FinishedBlock> blocks) {
-  const auto shared = std::make_shared<std::vector<PutSession::FinishedBlock>>(std::move(blocks));
-  write_pool_->Post([this, session = std::move(session), shared] {
-    std::vector<PublishItem> items;
-    items.reserve(shared->size());
-    for (PutSession::FinishedBlock& block : *shared) {
-      items.push_back(WriteBlock(session, std::move(block)));
+  {
+    absl::MutexLock lock(&session->finished_mutex);
+    session->finished.push_back(std::move(blocks));
+  }
+  write_pool_->Post([this, session = std::move(session)] {
+    std::vector<PutSession::FinishedBlock> taken;
+    {
+      absl::MutexLock lock(&session->finished_mutex);
+      std::uint64_t taken_bytes = 0;
+      // One thread writes what hardly costs more than its calls; the rest is for others.
+      while (!session->finished.empty() && taken_bytes < kTakenTogetherBytes) {
+        for (PutSession::FinishedBlock& block : session->finished.front()) {
+          taken_bytes += block.writer->total_bytes();
+          taken.push_back(std::move(block));
+        }
+        session->finished.pop_front();
+      }
     }
+    if (taken.empty()) return;  // an earlier thread has taken it
+    std::vector<PublishItem> items;
+    items.reserve(taken.size());
+    std::vector<RecordToWrite> group;
+    std::uint64_t group_bytes = 0;
+    // No more than what MakeRoom evicts at a time, or than fits well into a segment.
+    const std::uint64_t group_bytes_max =
+        std::min({kGroupBytesMax, options_.disk_limit_bytes / 16, options_.segment_bytes / 4});
+    const auto write_group = [&] {
+      if (!group.empty()) WriteRecords(group);
+      group.clear();
+      group_bytes = 0;
+    };
+    for (PutSession::FinishedBlock& block : taken) {
+      PublishItem& item = items.emplace_back(SealBlock(session, block));
+      if (!item.failure.ok()) continue;
+      PayloadRecord& record = static_cast<RecordBlockWriter&>(*block.writer).record();
+      if (group.size() == PayloadStore::kGroupRecordsMax ||
+          group_bytes + record.record_bytes() > group_bytes_max) {
+        write_group();
+      }
+      group.push_back({&record, &item});
+      group_bytes += record.record_bytes();
+    }
+    write_group();
     Enqueue(std::move(items));
   });
 }
@@ -346,8 +388,8 @@ absl::Status Engine::Core::CheckProfile(const PublishItem& item) const {
   return absl::OkStatus();
 }
 
-Engine::Core::PublishItem Engine::Core::WriteBlock(std::shared_ptr<TriePutSession> session,
-                                                   PutSession::FinishedBlock finished) {
+Engine::Core::PublishItem Engine::Core::SealBlock(std::shared_ptr<TriePutSession> session,
+                                                  PutSession::FinishedBlock& finished) {
   PublishItem item;
   item.session = std::move(session);
   item.block = finished.writer->block_index();
@@ -359,34 +401,50 @@ Engine::Core::PublishItem Engine::Core::WriteBlock(std::shared_ptr<TriePutSessio
     item.frame_quality = block.frame_quality();
     item.failure = CheckProfile(item);
   }
-  if (item.failure.ok()) {
-    const PayloadLocation probe{1, 0, static_cast<std::uint32_t>(block.record().record_bytes())};
-    const std::uint64_t room = probe.disk_bytes();
-    item.failure = MakeRoom(room);
-    if (item.failure.ok()) {
-      auto at = payload_->Append(block.record());
-      if (absl::IsResourceExhausted(at.status()) && options_.eviction) {
-        // The disk is full below our own limit: somebody else fills it. Shrink once, try again.
-        const auto evicted = Evict(4 * room, Victims::kFramesThenLeaves);
-        if (evicted.ok() && *evicted > 0 && SyncAndFree().ok())
-          at = payload_->Append(block.record());
-      }
-      reserved_bytes_ -= room;
-      SetDegraded(Degradation::kDiskFull, absl::IsResourceExhausted(at.status()));
-      SetDegraded(Degradation::kDiskUnwritable,
-                  !at.ok() && !absl::IsResourceExhausted(at.status()));
-      if (at.ok()) {
-        item.at = *at;
-        item.frame = std::move(block.record()).TakePayload();
-      } else {
-        item.failure = at.status();
+  return item;
+}
+
+void Engine::Core::WriteRecords(std::span<const RecordToWrite> group) {
+  const auto write_at_once = [this](std::span<const RecordToWrite> some) {
+    std::vector<PayloadRecord*> records;
+    records.reserve(some.size());
+    for (const RecordToWrite& one : some) records.push_back(one.record);
+    const std::uint64_t room = GroupDiskBytes(records);
+    if (absl::Status status = MakeRoom(room); !status.ok()) return status;
+    auto places = payload_->AppendGroup(records);
+    if (absl::IsResourceExhausted(places.status()) && options_.eviction) {
+      // The disk is full below our own limit: somebody else fills it. Shrink once, try again.
+      const auto evicted = Evict(4 * room, Victims::kFramesThenLeaves);
+      if (evicted.ok() && *evicted > 0 && SyncAndFree().ok()) {
+        places = payload_->AppendGroup(records);
       }
     }
-    if (absl::IsResourceExhausted(item.failure)) {
+    reserved_bytes_ -= room;
+    const absl::Status status = places.status();
+    SetDegraded(Degradation::kDiskFull, absl::IsResourceExhausted(status));
+    SetDegraded(Degradation::kDiskUnwritable, !status.ok() && !absl::IsResourceExhausted(status));
+    for (std::size_t i = 0; status.ok() && i < some.size(); ++i) {
+      some[i].item->at = (*places)[i];
+      some[i].item->frame = std::move(*some[i].record).TakePayload();
+    }
+    return status;
+  };
+  absl::Status failure = write_at_once(group);
+  if (failure.ok()) return;
+  if (absl::IsResourceExhausted(failure) && group.size() > 1) {
+    // There may be room for the first blocks, which are of use without those behind them.
+    while (!group.empty()) {
+      failure = write_at_once(group.first(1));
+      if (!failure.ok()) break;
+      group = group.subspan(1);
+    }
+  }
+  for (const RecordToWrite& one : group) {
+    one.item->failure = failure;
+    if (absl::IsResourceExhausted(failure)) {
       counters_.refused_full.fetch_add(1, std::memory_order_relaxed);
     }
   }
-  return item;
 }
 
 // The thread that finds nobody publishing does it for all that came meanwhile: one row batch for

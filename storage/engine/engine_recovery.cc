@@ -379,7 +379,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
              .codec = node.codec(),
              .profile = ref < profile_numbers.size() ? profiles[profile_numbers[ref]] : ProfileId{},
              .segment = node.frame.segment,
-             .offset_pages = node.frame.offset_pages,
+             .offset_units = node.frame.offset_units,
              .record_bytes = node.frame.record_bytes});
       }
       if (const auto other = other_rungs.find(ref); other != other_rungs.end()) {
@@ -500,7 +500,7 @@ absl::Status Engine::Core::RebuildFromSegments(const OpenProgress& progress) {
       row = stored.ok() ? *std::move(stored) : std::move(descriptor->row);
     }
     row.SetRung({descriptor->rung, descriptor->quality, descriptor->codec, descriptor->profile,
-                 at.segment, at.offset_pages, at.record_bytes});
+                 at.segment, at.offset_units, at.record_bytes});
     if (rows.size() >= kRowsPerBatch) written = write_rows();
   }));
   KV_RETURN_IF_ERROR(written);

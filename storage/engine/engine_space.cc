@@ -25,6 +25,8 @@ constexpr int kEvictionSamples = 24;
 constexpr double kRecencySeconds = 10;
 // Prompt length at which attention costs as much as the rest of the model, roughly.
 constexpr double kAttentionTokens = 4096;
+// What a node without a frame counts for: its place in the index.
+constexpr std::uint64_t kFramelessBytes = 4096;
 // Kept so that removals can be written when the disk is full: as much as RocksDB wants to go on.
 constexpr std::uint64_t kBallastBytesMax = std::uint64_t{16} << 20;
 
@@ -197,6 +199,9 @@ std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes) {
     return 0;
   };
 
+  const auto disk_bytes = [&](const IndexNode& node) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+    return PayloadLocation::DiskBytes(StoredBytes(node));
+  };
   std::uint64_t total_bytes = 0;
   while (total_bytes < bytes) {
     NodeRef best = 0;
@@ -207,7 +212,7 @@ std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes) {
       const NodeRef leaf = leaf_under(ref);
       if (leaf == 0) continue;
       const IndexNode& node = index_.node(leaf);
-      if (const double value = RetentionValue(node, StoredBytes(node), now); value < best_value) {
+      if (const double value = RetentionValue(node, disk_bytes(node), now); value < best_value) {
         best = leaf;
         best_value = value;
       }
@@ -216,8 +221,8 @@ std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes) {
     if (best == 0) break;
     chosen.insert(best);
     victims.push_back(best);
-    // A node without a frame still gives back its place in the index.
-    total_bytes += std::max<std::uint64_t>(StoredBytes(index_.node(best)), 4096);
+    const IndexNode& node = index_.node(best);
+    total_bytes += node.has_frame() ? disk_bytes(node) : kFramelessBytes;
   }
   return victims;
 }
@@ -261,7 +266,7 @@ std::vector<NodeRef> Engine::Core::ChooseTwoFrameNodes(std::uint64_t bytes) {
     if (best == 0) break;
     taken.insert(best);
     chosen.push_back(best);
-    total_bytes += std::max<std::uint64_t>(RawFrameBytes(index_.node(best).model), 4096);
+    total_bytes += PayloadLocation::DiskBytes(RawFrameBytes(index_.node(best).model));
   }
   return chosen;
 }
@@ -356,7 +361,7 @@ std::vector<RungRow> Engine::Core::RungsOf(NodeRef ref) {
                 .quality = node.quality(),
                 .codec = node.codec(),
                 .segment = node.frame.segment,
-                .offset_pages = node.frame.offset_pages,
+                .offset_units = node.frame.offset_units,
                 .record_bytes = node.frame.record_bytes};
     const bool may_name_a_profile =
         node.codec() == CodecId::kResidual || node.codec() == CodecId::kLossless;

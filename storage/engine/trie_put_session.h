@@ -3,11 +3,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "storage/engine/engine_core.h"
 #include "storage/engine/record_block_writer.h"
 
@@ -66,6 +69,10 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   std::vector<bool> begun;  // only the caller's thread
 
   std::atomic<bool> closed{false};
+
+  // Complete blocks, by call, that the write pool was told of and has not taken yet.
+  absl::Mutex finished_mutex;
+  std::deque<std::vector<PutSession::FinishedBlock>> finished ABSL_GUARDED_BY(finished_mutex);
 
   // Guarded by the core's change_mutex_.
   std::vector<Block> blocks;

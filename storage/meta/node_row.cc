@@ -5,20 +5,24 @@
 //                   16 parent | u64 path_hash | f32 surprisal_bits | i64 created | i64 expires |
 //                   u16 salt_bytes | u16 extra_key_bytes | u16 token_count |
 //                   salt | extra_key | tokens, u32 each |
-//                   per rung: u8 rung | u8 quality | u32 segment | u32 offset_pages |
-//                   u32 record_bytes | version 2: u16 codec | 16 profile
+//                   per rung: u8 rung | u8 quality | u32 segment | u32 offset_units |
+//                   u32 record_bytes | u16 codec | 16 profile
+//                   (version 1: u32 offset_pages for offset_units, neither codec nor profile)
 //   NodeDescriptor  u32 tenant | 16 node | u8 rung | u8 quality | version 2: u16 codec | 16 profile
 //                   | NodeRow, sealed, to the end
 //   PinRow          16 node | i64 end
 //   StoreConfig     u32 version | u64 path_hash_seed | 32 namespace_secret
 //
-// PinRow and StoreConfig are of version 1. The other two are so too while every rung has the codec
-// that version 1 means (exact: raw, coded: residual) and no profile, and of version 2 otherwise.
+// PinRow and StoreConfig are of version 1. A NodeRow is of version 2 if it has a rung, else of
+// version 1. A NodeDescriptor is of version 1 while its rung has the codec that version 1 means
+// (exact: raw, coded: residual) and no profile, else of version 2. Rows of version 1 with rungs,
+// which such codecs have, are read.
 #include "storage/meta/node_row.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -34,8 +38,10 @@ namespace kvtrie {
 namespace {
 
 constexpr std::uint8_t kRowVersion = 1;
-// With a codec and a profile for each rung.
+// With a codec and a profile for each rung, and places in units.
 constexpr std::uint8_t kCodecRowVersion = 2;
+// What version 1 counts places in: pages of so many units.
+constexpr std::uint32_t kUnitsPerPage = 8;
 
 absl::Status Invalid(const char* what) { return absl::InvalidArgumentError(what); }
 
@@ -140,10 +146,7 @@ void NodeRow::SetRung(const RungRow& rung) {
 
 std::string NodeRow::Encode() const {
   KV_CHECK(Validate().ok());
-  const bool implied = std::all_of(rungs.begin(), rungs.end(), [](const RungRow& rung) {
-    return IsImplied(rung.rung, rung.codec, rung.profile);
-  });
-  ByteWriter writer = StartSealed(implied ? kRowVersion : kCodecRowVersion);
+  ByteWriter writer = StartSealed(rungs.empty() ? kRowVersion : kCodecRowVersion);
   writer.Write(provenance);
   writer.Write(priority);
   writer.Write(static_cast<std::uint8_t>(rungs.size()));
@@ -164,9 +167,8 @@ std::string NodeRow::Encode() const {
     writer.Write(rung.rung);
     writer.Write(rung.quality);
     writer.Write(rung.segment);
-    writer.Write(rung.offset_pages);
+    writer.Write(rung.offset_units);
     writer.Write(rung.record_bytes);
-    if (implied) continue;
     writer.Write(rung.codec);
     writer.Write(rung.profile);
   }
@@ -176,7 +178,7 @@ std::string NodeRow::Encode() const {
 absl::StatusOr<NodeRow> NodeRow::Decode(std::string_view bytes) {
   KV_ASSIGN_OR_RETURN(UnsealedBytes unsealed, UnsealUpTo("node row", kCodecRowVersion, bytes));
   ByteReader& reader = unsealed.reader;
-  const bool implied = unsealed.version == kRowVersion;
+  const bool in_pages = unsealed.version == kRowVersion;
   NodeRow row;
   row.provenance = reader.Read<Provenance>();
   row.priority = reader.Read<std::uint8_t>();
@@ -200,16 +202,22 @@ absl::StatusOr<NodeRow> NodeRow::Decode(std::string_view bytes) {
     rung.rung = reader.Read<Rung>();
     rung.quality = reader.Read<Quality>();
     rung.segment = reader.Read<std::uint32_t>();
-    rung.offset_pages = reader.Read<std::uint32_t>();
+    rung.offset_units = reader.Read<std::uint32_t>();
     rung.record_bytes = reader.Read<std::uint32_t>();
-    rung.codec = implied ? ImpliedCodec(rung.rung) : reader.Read<CodecId>();
-    if (!implied) rung.profile = reader.Read<ProfileId>();
+    if (!in_pages) {
+      rung.codec = reader.Read<CodecId>();
+      rung.profile = reader.Read<ProfileId>();
+      continue;
+    }
+    rung.codec = ImpliedCodec(rung.rung);
+    if (rung.offset_units > std::numeric_limits<std::uint32_t>::max() / kUnitsPerPage) {
+      return absl::DataLossError("node row: offset_pages of rung");
+    }
+    rung.offset_units *= kUnitsPerPage;
   }
   KV_RETURN_IF_ERROR(CheckRead("node row", reader, row.Validate()));
-  // One row has one form.
-  if (!implied && std::all_of(row.rungs.begin(), row.rungs.end(), [](const RungRow& rung) {
-        return IsImplied(rung.rung, rung.codec, rung.profile);
-      })) {
+  // One row has one form that is written.
+  if (!in_pages && row.rungs.empty()) {
     return absl::DataLossError("node row: version 2 without need");
   }
   return row;

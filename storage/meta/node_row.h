@@ -18,7 +18,8 @@ namespace kvtrie {
 
 inline constexpr std::uint8_t kPriorityMax = 15;
 
-// Where one rung of a node lies; mirrors PayloadLocation, which this folder may not include.
+// Where one rung of a node lies; mirrors PayloadLocation, which this folder may not include. Places
+// of version 1, which counts pages, are read as units.
 struct RungRow {
   Rung rung = Rung::kExact;
   // At which it may be served: that of the frame, or less where the KV was computed on top of a
@@ -27,7 +28,7 @@ struct RungRow {
   CodecId codec = CodecId::kRaw;
   ProfileId profile{};        // that the frame names; zero: none
   std::uint32_t segment = 0;  // never 0 in a row
-  std::uint32_t offset_pages = 0;
+  std::uint32_t offset_units = 0;
   std::uint32_t record_bytes = 0;
 
   bool operator==(const RungRow&) const = default;

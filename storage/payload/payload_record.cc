@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "storage/base/check.h"
+#include "storage/base/status_macros.h"
 #include "storage/payload/payload_store.h"
 #include "storage/payload/segment_format.h"
 
@@ -38,6 +39,21 @@ void PayloadRecord::ReplaceDescriptor(std::string_view descriptor) {
 }
 
 std::span<std::byte> PayloadRecord::memory() { return {buffer_->data(), buffer_->size()}; }
+
+std::uint64_t GroupDiskBytes(std::span<PayloadRecord* const> records) {
+  std::uint64_t bytes = 0;
+  for (const PayloadRecord* record : records) {
+    bytes += PayloadLocation::DiskBytes(record->record_bytes());
+  }
+  return (bytes + PayloadLocation::kPageBytes - 1) / PayloadLocation::kPageBytes *
+         PayloadLocation::kPageBytes;
+}
+
+absl::StatusOr<PayloadLocation> PayloadStore::Append(PayloadRecord& record) {
+  PayloadRecord* const group[] = {&record};
+  KV_ASSIGN_OR_RETURN(const std::vector<PayloadLocation> places, AppendGroup(group));
+  return places.front();
+}
 
 SharedBytes PayloadRecord::TakePayload() && {
   const auto view = payload();

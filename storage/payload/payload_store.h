@@ -21,21 +21,26 @@ namespace kvtrie {
 // Where a record lies. Opaque outside the store that gave it; stored in node rows.
 struct PayloadLocation {
   std::uint32_t segment = 0;       // 0 = no location
-  std::uint32_t offset_pages = 0;  // in units of kPageBytes
-  std::uint32_t record_bytes = 0;  // header, descriptor and payload, before rounding up to pages
+  std::uint32_t offset_units = 0;  // in units of kUnitBytes
+  std::uint32_t record_bytes = 0;  // header, descriptor and payload, before rounding up to units
 
+  // Records start on units. What is written at once starts and ends on pages, and so does what is
+  // given back.
+  static constexpr std::size_t kUnitBytes = 512;
   static constexpr std::size_t kPageBytes = 4096;
+  static constexpr std::uint64_t kUnitsPerPage = kPageBytes / kUnitBytes;
 
   explicit operator bool() const { return segment != 0; }
   auto operator<=>(const PayloadLocation&) const = default;
-  // Bytes that the record takes on disk.
-  std::uint64_t disk_bytes() const {
-    return (std::uint64_t{record_bytes} + kPageBytes - 1) / kPageBytes * kPageBytes;
+  // Bytes that the record takes on disk: whole units.
+  std::uint64_t disk_bytes() const { return DiskBytes(record_bytes); }
+  static std::uint64_t DiskBytes(std::uint64_t record_bytes) {
+    return (record_bytes + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
   }
 
   template <typename H>
   friend H AbslHashValue(H hash, const PayloadLocation& at) {
-    return H::combine(std::move(hash), at.segment, at.offset_pages, at.record_bytes);
+    return H::combine(std::move(hash), at.segment, at.offset_units, at.record_bytes);
   }
 };
 
@@ -66,7 +71,7 @@ class PayloadRecord {
   std::size_t record_bytes() const { return payload_offset_ + payload_bytes_; }
   std::size_t payload_offset() const { return payload_offset_; }
 
-  // For stores: the whole memory, rounded up to pages; padding behind the record is zero.
+  // For stores: the whole memory, rounded up to pages; what lies behind the record is zero.
   std::span<std::byte> memory();
 
   // The payload as shared bytes; the record gives its memory up.
@@ -80,9 +85,12 @@ class PayloadRecord {
   std::optional<std::uint32_t> payload_crc32c_;
 };
 
+// Bytes that a group of records takes on disk: units behind each other, up to a page.
+std::uint64_t GroupDiskBytes(std::span<PayloadRecord* const> records);
+
 struct PayloadUsage {
   std::uint64_t disk_bytes = 0;  // what the file system has allocated for the store's files
-  std::uint64_t live_bytes = 0;  // records that were not freed, rounded up to pages
+  std::uint64_t live_bytes = 0;  // records that were not freed, rounded up to units
   std::uint64_t segment_count = 0;
 };
 
@@ -118,18 +126,26 @@ class PayloadStore {
   using RecordVisitor = std::function<void(const PayloadLocation& at, std::string_view descriptor)>;
   virtual absl::Status Scan(const RecordVisitor& visit) = 0;
 
-  // Writes the record. On return its bytes are with the operating system: they survive the end of
-  // this process. After a Sync that starts later they also survive a loss of power. Errors:
-  // ResourceExhausted when the disk is full (nothing is kept; later appends may work again),
-  // Unavailable for other I/O errors.
-  virtual absl::StatusOr<PayloadLocation> Append(PayloadRecord& record) = 0;
+  // Writes a group of records behind each other, in one write, and returns their places in the same
+  // order: all or none of them are stored. On return their bytes are with the operating system:
+  // they survive the end of this process. After a Sync that starts later they also survive a loss
+  // of power, whatever is written after them. REQUIRES: 1 to kGroupRecordsMax records, below 4 GiB
+  // together. Errors: ResourceExhausted when the disk is full (nothing is kept; later appends may
+  // work again), Unavailable for other I/O errors.
+  virtual absl::StatusOr<std::vector<PayloadLocation>> AppendGroup(
+      std::span<PayloadRecord* const> records) = 0;
+  static constexpr std::size_t kGroupRecordsMax = 1000;
+
+  // A group of one.
+  absl::StatusOr<PayloadLocation> Append(PayloadRecord& record);
 
   // The payload of a record, after its header, identity, length and checksum were found right.
   // Errors: DataLoss when they are not, or nothing is there; Unavailable when the device fails to
   // answer.
   virtual absl::StatusOr<StoredPayload> Read(const PayloadLocation& at) = 0;
 
-  // Gives the space back. The caller has made sure that nobody names the location any more.
+  // Gives the space back; that of a page which records share, with the last of them. The caller has
+  // made sure that nobody names the location any more.
   virtual void Free(const PayloadLocation& at) = 0;
 
   // All records appended before are durable on OK.

@@ -22,13 +22,13 @@ constexpr std::size_t kVersionOffset = 8;
 // The checksum covers what lies behind it.
 constexpr std::size_t kCoveredOffset = 8;
 
-// Record: 10 zero u16 | 12 payload_crc32c u32 | 16 store_id u64 | 24 segment u32 | 28 offset_pages
-// u32
+// Record: 10 zero u16 | 12 payload_crc32c u32 | 16 store_id u64 | 24 segment u32 |
+//         28 offset_units u32 (version 1: offset_pages) |
 //         32 descriptor_bytes u32 | 36 payload_bytes u32 | 40 zeros | 64 descriptor
 constexpr std::size_t kPayloadCrcOffset = 12;
 constexpr std::size_t kStoreIdOffset = 16;
 constexpr std::size_t kSegmentOffset = 24;
-constexpr std::size_t kOffsetPagesOffset = 28;
+constexpr std::size_t kOffsetOffset = 28;
 constexpr std::size_t kDescriptorBytesOffset = 32;
 constexpr std::size_t kPayloadBytesOffset = 36;
 constexpr std::size_t kRecordFieldsEnd = 40;
@@ -38,6 +38,10 @@ constexpr std::size_t kSegmentFieldsEnd = 28;
 constexpr std::size_t kSegmentHeaderBytes = 64;
 
 constexpr std::size_t kPayloadAlignment = 64;
+
+// Counts a record's place in pages.
+constexpr std::uint16_t kPagesVersion = 1;
+constexpr std::uint64_t kUnitsPerPage = PayloadLocation::kUnitsPerPage;
 
 void Seal(std::span<std::byte> head, std::uint32_t magic) {
   StoreLittle(head.data(), magic);
@@ -66,11 +70,12 @@ std::size_t RecordHeader::payload_offset() const { return PayloadOffset(descript
 
 void WriteRecordHeader(const RecordHeader& header, std::span<std::byte> head) {
   KV_CHECK(head.size() == header.payload_offset());
+  KV_CHECK(header.version == kSegmentFormatVersion);
   std::fill_n(head.begin(), PayloadRecord::kHeaderBytes, std::byte{});
   StoreLittle(head.data() + kPayloadCrcOffset, header.payload_crc32c);
   StoreLittle(head.data() + kStoreIdOffset, header.store_id);
   StoreLittle(head.data() + kSegmentOffset, header.segment);
-  StoreLittle(head.data() + kOffsetPagesOffset, header.offset_pages);
+  StoreLittle(head.data() + kOffsetOffset, header.offset_units);
   StoreLittle(head.data() + kDescriptorBytesOffset, header.descriptor_bytes);
   StoreLittle(head.data() + kPayloadBytesOffset, header.payload_bytes);
   Seal(head, kRecordMagic);
@@ -98,22 +103,26 @@ absl::StatusOr<RecordHeader> ParseRecordHeader(std::span<const std::byte> bytes)
   header.payload_crc32c = LoadLittle<std::uint32_t>(head.data() + kPayloadCrcOffset);
   header.store_id = LoadLittle<std::uint64_t>(head.data() + kStoreIdOffset);
   header.segment = LoadLittle<std::uint32_t>(head.data() + kSegmentOffset);
-  header.offset_pages = LoadLittle<std::uint32_t>(head.data() + kOffsetPagesOffset);
+  std::uint64_t offset_units = LoadLittle<std::uint32_t>(head.data() + kOffsetOffset);
   header.descriptor_bytes = LoadLittle<std::uint32_t>(head.data() + kDescriptorBytesOffset);
   header.payload_bytes = LoadLittle<std::uint32_t>(head.data() + kPayloadBytesOffset);
 
-  const auto version = LoadLittle<std::uint16_t>(head.data() + kVersionOffset);
+  header.version = LoadLittle<std::uint16_t>(head.data() + kVersionOffset);
   const auto unused =
       head.subspan(kRecordFieldsEnd, PayloadRecord::kHeaderBytes - kRecordFieldsEnd);
-  if (version != kSegmentFormatVersion) {
-    return absl::DataLossError(absl::StrCat("record has version ", version));
+  if (header.version == kPagesVersion) {
+    offset_units *= kUnitsPerPage;
+  } else if (header.version != kSegmentFormatVersion) {
+    return absl::DataLossError(absl::StrCat("record has version ", header.version));
   }
-  if (header.segment == 0 || header.offset_pages == 0 || header.payload_bytes == 0 ||
-      header.record_bytes() > std::numeric_limits<std::uint32_t>::max() || !AllZero(unused) ||
-      !AllZero(head.subspan(kVersionOffset + sizeof version,
-                            kPayloadCrcOffset - kVersionOffset - sizeof version))) {
+  constexpr std::uint64_t kMax = std::numeric_limits<std::uint32_t>::max();
+  if (header.segment == 0 || offset_units < kUnitsPerPage || offset_units > kMax ||
+      header.payload_bytes == 0 || header.record_bytes() > kMax || !AllZero(unused) ||
+      !AllZero(head.subspan(kVersionOffset + sizeof header.version,
+                            kPayloadCrcOffset - kVersionOffset - sizeof header.version))) {
     return absl::DataLossError("record header holds a field that no writer writes");
   }
+  header.offset_units = static_cast<std::uint32_t>(offset_units);
   return header;
 }
 
@@ -139,7 +148,7 @@ absl::StatusOr<SegmentHeader> ParseSegmentHeader(std::span<const std::byte> byte
     return absl::FailedPreconditionError(
         absl::StrCat("segment format ", version, " is newer than ", kSegmentFormatVersion));
   }
-  if (version != kSegmentFormatVersion ||
+  if (version == 0 ||
       !AllZero(head.subspan(kVersionOffset + sizeof version,
                             kStoreIdOffset - kVersionOffset - sizeof version)) ||
       !AllZero(head.subspan(kSegmentFieldsEnd))) {

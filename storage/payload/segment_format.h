@@ -12,14 +12,16 @@ namespace kvtrie {
 
 // The bytes of segment files and of the STORE file (SEGMENTS.md beside this file).
 
-inline constexpr std::uint16_t kSegmentFormatVersion = 1;
+// What is written. Version 1, which counts places in pages, is read too.
+inline constexpr std::uint16_t kSegmentFormatVersion = 2;
 
 // What a record says about itself: enough to tell it from a stale copy, a misdirected read or a
 // record of another store.
 struct RecordHeader {
+  std::uint16_t version = kSegmentFormatVersion;
   std::uint64_t store_id = 0;
   std::uint32_t segment = 0;
-  std::uint32_t offset_pages = 0;
+  std::uint32_t offset_units = 0;
   std::uint32_t descriptor_bytes = 0;
   std::uint32_t payload_bytes = 0;
   std::uint32_t payload_crc32c = 0;
@@ -28,7 +30,7 @@ struct RecordHeader {
   std::size_t payload_offset() const;
   std::uint64_t record_bytes() const { return payload_offset() + std::uint64_t{payload_bytes}; }
   PayloadLocation location() const {
-    return {segment, offset_pages, static_cast<std::uint32_t>(record_bytes())};
+    return {segment, offset_units, static_cast<std::uint32_t>(record_bytes())};
   }
 };
 
@@ -37,7 +39,7 @@ std::size_t PayloadOffset(std::size_t descriptor_bytes);
 
 // Writes the header in front of a descriptor that is there already.
 // REQUIRES: `head` has PayloadOffset(header.descriptor_bytes) bytes; those behind the descriptor
-// are zero.
+// are zero. The version is the one that is written.
 void WriteRecordHeader(const RecordHeader& header, std::span<std::byte> head);
 
 // How many bytes ParseRecordHeader needs to see, or 0 when no record starts here.

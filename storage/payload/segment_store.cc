@@ -18,13 +18,18 @@
 #include "storage/base/crc32c.h"
 #include "storage/base/file_system.h"
 #include "storage/base/status_macros.h"
-#include "storage/payload/page_bitmap.h"
 #include "storage/payload/segment_format.h"
+#include "storage/payload/unit_bitmap.h"
 
 namespace kvtrie {
 namespace {
 
 constexpr std::uint64_t kPageBytes = PayloadLocation::kPageBytes;
+constexpr std::uint64_t kUnitBytes = PayloadLocation::kUnitBytes;
+constexpr std::uint64_t kUnitsPerPage = PayloadLocation::kUnitsPerPage;
+// A place within counts units in 32 bits.
+constexpr std::uint64_t kSegmentBytesMax = std::uint64_t{1} << 40;
+constexpr std::uint64_t kGroupBytesMax = std::uint64_t{1} << 32;
 // Beyond, the file that was used longest ago is closed.
 constexpr std::size_t kOpenFilesMax = 512;
 
@@ -34,6 +39,8 @@ constexpr char kStoreFileInMaking[] = "STORE.tmp";
 std::uint64_t RoundUpToPages(std::uint64_t bytes) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
+
+std::uint64_t RoundDownToPages(std::uint64_t bytes) { return bytes / kPageBytes * kPageBytes; }
 
 std::string SegmentName(std::uint32_t number) { return absl::StrFormat("seg-%08u", number); }
 
@@ -47,10 +54,33 @@ std::optional<std::uint32_t> SegmentNumber(const std::string& name) {
   return number;
 }
 
-std::uint64_t OffsetOf(const PayloadLocation& at) { return at.offset_pages * kPageBytes; }
+std::uint64_t OffsetOf(const PayloadLocation& at) { return at.offset_units * kUnitBytes; }
 
-PageBitmap::Range PagesOf(const PayloadLocation& at) {
-  return {at.offset_pages, at.offset_pages + at.disk_bytes() / kPageBytes};
+UnitBitmap::Range UnitsOf(const PayloadLocation& at) {
+  return {at.offset_units, at.offset_units + at.disk_bytes() / kUnitBytes};
+}
+
+// Bytes of a file.
+struct Extent {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+// The whole pages within a range of dead units.
+Extent PagesWithin(const UnitBitmap::Range& units) {
+  const std::uint64_t first = (units.first + kUnitsPerPage - 1) / kUnitsPerPage;
+  const std::uint64_t end = std::max(first, units.end / kUnitsPerPage);
+  return {first * kPageBytes, (end - first) * kPageBytes};
+}
+
+// The pages of a range of units that just died, those that it shares with other records only if
+// these are dead as well: so the last record of a page takes it along, and no other one does.
+Extent DeadPages(const UnitBitmap& live_units, const UnitBitmap::Range& units) {
+  UnitBitmap::Range dead = {units.first / kUnitsPerPage * kUnitsPerPage,
+                            (units.end + kUnitsPerPage - 1) / kUnitsPerPage * kUnitsPerPage};
+  if (live_units.HoldsAny({dead.first, units.first})) dead.first = units.first;
+  if (live_units.HoldsAny({units.end, dead.end})) dead.end = units.end;
+  return PagesWithin(dead);
 }
 
 std::uint64_t NewStoreId() {
@@ -75,7 +105,7 @@ struct Segment {
   std::uint64_t end = kPageBytes;  // records lie below
   std::uint64_t allocated_bytes = 0;
   std::uint64_t live_bytes = 0;
-  PageBitmap live_pages;
+  UnitBitmap live_units;
   std::uint32_t writes_in_flight = 0;
   std::uint32_t punches_in_flight = 0;
   bool header_intact = true;
@@ -90,7 +120,7 @@ class SegmentStore final : public PayloadStore {
       : file_system_(file_system),
         folder_(std::move(folder)),
         segment_bytes_(
-            std::max<std::uint64_t>(RoundUpToPages(options.segment_bytes), 2 * kPageBytes)),
+            std::clamp(RoundUpToPages(options.segment_bytes), 2 * kPageBytes, kSegmentBytesMax)),
         allocate_ahead_bytes_(RoundUpToPages(options.allocate_ahead_bytes)) {}
 
   ~SegmentStore() override;
@@ -100,7 +130,8 @@ class SegmentStore final : public PayloadStore {
   absl::Status MarkLive(const PayloadLocation& at) override;
   absl::StatusOr<PayloadRecoveryStats> FinishRecovery() override;
   absl::Status Scan(const RecordVisitor& visit) override;
-  absl::StatusOr<PayloadLocation> Append(PayloadRecord& record) override;
+  absl::StatusOr<std::vector<PayloadLocation>> AppendGroup(
+      std::span<PayloadRecord* const> records) override;
   absl::StatusOr<StoredPayload> Read(const PayloadLocation& at) override;
   void Free(const PayloadLocation& at) override;
   absl::Status Sync() override;
@@ -113,6 +144,7 @@ class SegmentStore final : public PayloadStore {
     SegmentPtr segment;
     std::shared_ptr<File> file;
     std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
     bool allocated = false;  // disk space was taken before the write
   };
 
@@ -140,8 +172,8 @@ class SegmentStore final : public PayloadStore {
   absl::StatusOr<OpenSegment> CreateSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(append_mutex_);
   absl::Status AllocateUpTo(OpenSegment& open, std::uint64_t needed_end);
   void Seal(const OpenSegment& open);
-  void Commit(const Reservation& reservation, const PayloadLocation& at);
-  void GiveUp(const Reservation& reservation, std::uint64_t bytes);
+  void Commit(const Reservation& reservation, const std::vector<PayloadLocation>& places);
+  void GiveUp(const Reservation& reservation);
 
   // The open file of a segment.
   absl::StatusOr<std::shared_ptr<File>> FileOf(const SegmentPtr& segment);
@@ -264,6 +296,7 @@ absl::Status SegmentStore::LoadSegment(std::uint32_t number) {
         absl::StrCat(segment->path, " belongs to another store than the segments before it"));
   }
   segment->end = size;
+  segment->live_units.Reserve(std::min(size, segment_bytes_) / kUnitBytes);
   segment->sealed = true;
   absl::MutexLock lock(&mutex_);
   AddAllocated(*segment, allocated_bytes);
@@ -328,11 +361,11 @@ absl::Status SegmentStore::MarkLive(const PayloadLocation& at) {
   if (segment == nullptr) {
     return absl::NotFoundError(absl::StrCat(SegmentName(at.segment), " has no such range"));
   }
-  if (segment->live_pages.HoldsAny(PagesOf(at))) {
+  if (segment->live_units.HoldsAny(UnitsOf(at))) {
     return absl::DataLossError(
-        absl::StrCat(SegmentName(at.segment), " page ", at.offset_pages, " was marked before"));
+        absl::StrCat(SegmentName(at.segment), " unit ", at.offset_units, " was marked before"));
   }
-  segment->live_pages.Add(PagesOf(at));
+  segment->live_units.Add(UnitsOf(at));
   segment->live_bytes += at.disk_bytes();
   live_bytes_ += at.disk_bytes();
   return absl::OkStatus();
@@ -373,18 +406,26 @@ absl::StatusOr<PayloadRecoveryStats> SegmentStore::FinishRecovery() {
 absl::Status SegmentStore::FreeUnreferenced(Segment& segment, File& file) {
   // The tail goes with all that a crashed store allocated ahead.
   const std::uint64_t live_end =
-      std::max<std::uint64_t>(segment.live_pages.End() * kPageBytes, kPageBytes);
+      std::max(RoundUpToPages(segment.live_units.End() * kUnitBytes), kPageBytes);
   if (segment.end > live_end) {
     KV_RETURN_IF_ERROR(file.Truncate(live_end));
     segment.end = live_end;
   }
   KV_ASSIGN_OR_RETURN(std::uint64_t allocated_bytes, file.AllocatedBytes());
   absl::Status status;
-  if (allocated_bytes > kPageBytes + segment.live_bytes && segment.live_bytes > 0) {
-    const std::uint64_t end = live_end / kPageBytes;
-    for (auto gap = segment.live_pages.NextGap(1, end); gap.first < gap.end && status.ok();
-         gap = segment.live_pages.NextGap(gap.end, end)) {
-      status = file.PunchHole(gap.first * kPageBytes, (gap.end - gap.first) * kPageBytes);
+  std::vector<Extent> holes;
+  std::uint64_t hole_bytes = 0;
+  const std::uint64_t end = live_end / kUnitBytes;
+  for (auto gap = segment.live_units.NextGap(kUnitsPerPage, end); gap.first < gap.end;
+       gap = segment.live_units.NextGap(gap.end, end)) {
+    const Extent hole = PagesWithin(gap);
+    if (hole.bytes == 0) continue;
+    holes.push_back(hole);
+    hole_bytes += hole.bytes;
+  }
+  if (allocated_bytes > live_end - hole_bytes && segment.live_bytes > 0) {
+    for (const Extent& hole : holes) {
+      if (status = file.PunchHole(hole.offset, hole.bytes); !status.ok()) break;
     }
     KV_ASSIGN_OR_RETURN(allocated_bytes, file.AllocatedBytes());
   }
@@ -410,36 +451,56 @@ absl::Status SegmentStore::Scan(const RecordVisitor& visit) {
 
 absl::Status SegmentStore::ScanSegment(const Segment& segment, File& file,
                                        const RecordVisitor& visit) const {
-  AlignedBuffer buffer(PayloadOffset(PayloadRecord::kDescriptorBytesMax));
-  // A page that cannot be read is no reason to give up those behind it.
-  const auto read_head = [&](std::uint64_t offset,
-                             std::size_t bytes) -> std::span<const std::byte> {
-    const auto count = file.Read(offset, {buffer.data(), RoundUpToPages(bytes)});
-    return {buffer.data(), count.value_or(0)};
-  };
-  // Records start on pages, so after damage the next page is as good a guess as any.
-  for (std::uint64_t offset = kPageBytes; offset < segment.end;) {
-    KV_ASSIGN_OR_RETURN(const std::uint64_t data, file.NextData(offset));
-    offset = std::max(offset, data / kPageBytes * kPageBytes);
-    if (offset >= segment.end) break;
-    auto head = read_head(offset, kPageBytes);
-    if (head.size() >= PayloadRecord::kHeaderBytes) {
-      if (const std::size_t head_bytes = RecordHeadBytes(head); head_bytes > head.size()) {
-        head = read_head(offset, head_bytes);
-      }
+  // The pages that were read last.
+  AlignedBuffer pages(kPageBytes + PayloadOffset(PayloadRecord::kDescriptorBytesMax));
+  std::uint64_t pages_begin = 0;
+  std::uint64_t pages_end = 0;
+  // What can be read from `offset` on: `bytes`, often more, at the end of the file less.
+  const auto head_at = [&](std::uint64_t offset, std::size_t bytes) -> std::span<const std::byte> {
+    if (offset < pages_begin || offset + bytes > pages_end) {
+      pages_begin = RoundDownToPages(offset);
+      const auto count =
+          file.Read(pages_begin, {pages.data(), RoundUpToPages(offset + bytes) - pages_begin});
+      pages_end = pages_begin + count.value_or(0);
     }
-    const auto header = ParseRecordHeader(head);
-    const bool at_home = header.ok() && header->store_id == store_id_ &&
-                         header->segment == segment.number &&
-                         header->offset_pages * kPageBytes == offset &&
-                         offset + header->record_bytes() <= segment.end;
-    if (!at_home) {
-      offset += kPageBytes;
+    if (pages_end <= offset) return {};
+    return {pages.data() + (offset - pages_begin), pages_end - offset};
+  };
+  // Records start on units, so after damage the next unit is as good a guess as any.
+  for (std::uint64_t offset = kPageBytes; offset < segment.end;) {
+    if (offset % kPageBytes == 0) {
+      KV_ASSIGN_OR_RETURN(const std::uint64_t data, file.NextData(offset));
+      offset = std::max(offset, RoundDownToPages(data));
+      if (offset >= segment.end) break;
+    }
+    auto head = head_at(offset, PayloadRecord::kHeaderBytes);
+    if (head.size() < PayloadRecord::kHeaderBytes) {
+      // A page that cannot be read is no reason to give up those behind it.
+      offset = RoundDownToPages(offset) + kPageBytes;
       continue;
     }
-    const auto descriptor = head.subspan(PayloadRecord::kHeaderBytes, header->descriptor_bytes);
-    visit(header->location(),
-          {reinterpret_cast<const char*>(descriptor.data()), descriptor.size()});
+    if (const std::size_t head_bytes = RecordHeadBytes(head); head_bytes > head.size()) {
+      head = head_at(offset, head_bytes);
+    }
+    const auto header = ParseRecordHeader(head);
+    const bool at_home =
+        header.ok() && header->store_id == store_id_ && header->segment == segment.number &&
+        OffsetOf(header->location()) == offset && offset + header->record_bytes() <= segment.end;
+    if (!at_home) {
+      offset += kUnitBytes;
+      continue;
+    }
+    // The head of a freed record stays where it shares a page with one that lives.
+    const Extent own_pages = PagesWithin(UnitsOf(header->location()));
+    std::uint64_t data = own_pages.offset;
+    if (own_pages.bytes > 0) {
+      KV_ASSIGN_OR_RETURN(data, file.NextData(own_pages.offset));
+    }
+    if (data == own_pages.offset) {
+      const auto descriptor = head.subspan(PayloadRecord::kHeaderBytes, header->descriptor_bytes);
+      visit(header->location(),
+            {reinterpret_cast<const char*>(descriptor.data()), descriptor.size()});
+    }
     offset += header->location().disk_bytes();
   }
   return absl::OkStatus();
@@ -447,26 +508,54 @@ absl::Status SegmentStore::ScanSegment(const Segment& segment, File& file,
 
 // ---- Appending
 
-absl::StatusOr<PayloadLocation> SegmentStore::Append(PayloadRecord& record) {
-  const auto memory = record.memory();
-  RecordHeader header;
-  header.store_id = store_id_;
-  header.descriptor_bytes = static_cast<std::uint32_t>(record.descriptor().size());
-  header.payload_bytes = static_cast<std::uint32_t>(record.payload().size());
-  const auto known_crc = record.payload_crc32c();
-  header.payload_crc32c = known_crc ? *known_crc : Crc32c(record.payload());
+absl::StatusOr<std::vector<PayloadLocation>> SegmentStore::AppendGroup(
+    std::span<PayloadRecord* const> records) {
+  KV_CHECK(!records.empty());
+  KV_CHECK(records.size() <= kGroupRecordsMax);
+  std::vector<RecordHeader> headers;
+  headers.reserve(records.size());
+  for (PayloadRecord* const record : records) {
+    RecordHeader& header = headers.emplace_back();
+    header.store_id = store_id_;
+    header.descriptor_bytes = static_cast<std::uint32_t>(record->descriptor().size());
+    header.payload_bytes = static_cast<std::uint32_t>(record->payload().size());
+    const auto known_crc = record->payload_crc32c();
+    header.payload_crc32c = known_crc ? *known_crc : Crc32c(record->payload());
+  }
+  const std::uint64_t group_bytes = GroupDiskBytes(records);
+  KV_CHECK(group_bytes <= kGroupBytesMax);
+  KV_ASSIGN_OR_RETURN(const Reservation reservation, Reserve(group_bytes));
 
-  KV_ASSIGN_OR_RETURN(const Reservation reservation, Reserve(memory.size()));
-  header.segment = reservation.segment->number;
-  header.offset_pages = static_cast<std::uint32_t>(reservation.offset / kPageBytes);
-  WriteRecordHeader(header, memory.first(record.payload_offset()));
+  std::vector<PayloadLocation> places;
+  places.reserve(records.size());
+  std::vector<std::span<const std::byte>> pieces;
+  pieces.reserve(records.size() + 1);
+  std::uint64_t at = reservation.offset;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    headers[i].segment = reservation.segment->number;
+    headers[i].offset_units = static_cast<std::uint32_t>(at / kUnitBytes);
+    const auto memory = records[i]->memory();
+    WriteRecordHeader(headers[i], memory.first(records[i]->payload_offset()));
+    places.push_back(headers[i].location());
+    pieces.push_back(memory.first(places[i].disk_bytes()));
+    at += places[i].disk_bytes();
+  }
+  // The rest of the last page; a single record brings its own.
+  alignas(kPageBytes) static constexpr std::byte kZeros[kPageBytes] = {};
+  const std::uint64_t padding = reservation.offset + reservation.bytes - at;
+  if (records.size() == 1) {
+    pieces[0] = records[0]->memory();
+  } else if (padding > 0) {
+    pieces.emplace_back(kZeros, padding);
+  }
 
-  if (absl::Status status = reservation.file->Write(reservation.offset, memory); !status.ok()) {
-    GiveUp(reservation, memory.size());
+  if (absl::Status status = reservation.file->WritePieces(reservation.offset, pieces);
+      !status.ok()) {
+    GiveUp(reservation);
     return status;
   }
-  Commit(reservation, header.location());
-  return header.location();
+  Commit(reservation, places);
+  return places;
 }
 
 absl::StatusOr<SegmentStore::Reservation> SegmentStore::Reserve(std::uint64_t bytes) {
@@ -495,7 +584,7 @@ absl::StatusOr<SegmentStore::Reservation> SegmentStore::ReserveIn(OpenSegment& o
   if (open.tail + bytes > open.allocated_end) {
     KV_RETURN_IF_ERROR(AllocateUpTo(open, open.tail + bytes));
   }
-  const Reservation reservation{open.segment, open.file, open.tail,
+  const Reservation reservation{open.segment, open.file, open.tail, bytes,
                                 open.tail + bytes <= open.allocated_end};
   open.tail += bytes;
   absl::MutexLock lock(&mutex_);
@@ -522,6 +611,7 @@ absl::StatusOr<SegmentStore::OpenSegment> SegmentStore::CreateSegment() {
   absl::MutexLock lock(&mutex_);
   newest_ = segment->number;
   AddAllocated(*segment, kPageBytes);
+  segment->live_units.Reserve(segment_bytes_ / kUnitBytes);
   segments_.emplace(segment->number, segment);
   closed = Install(*segment, file);
   return OpenSegment{std::move(segment), std::move(file), kPageBytes, kPageBytes,
@@ -562,15 +652,17 @@ void SegmentStore::Seal(const OpenSegment& open) {
   RemoveDead();
 }
 
-void SegmentStore::Commit(const Reservation& reservation, const PayloadLocation& at) {
+void SegmentStore::Commit(const Reservation& reservation,
+                          const std::vector<PayloadLocation>& places) {
   Segment& segment = *reservation.segment;
   absl::MutexLock lock(&mutex_);
   KV_CHECK(recovered_);
   --segment.writes_in_flight;
-  if (!reservation.allocated) AddAllocated(segment, at.disk_bytes());
-  segment.live_pages.Add(PagesOf(at));
-  segment.live_bytes += at.disk_bytes();
-  live_bytes_ += at.disk_bytes();
+  if (!reservation.allocated) AddAllocated(segment, reservation.bytes);
+  const UnitBitmap::Range group = {UnitsOf(places.front()).first, UnitsOf(places.back()).end};
+  segment.live_units.Add(group);
+  segment.live_bytes += (group.end - group.first) * kUnitBytes;
+  live_bytes_ += (group.end - group.first) * kUnitBytes;
   if (!segment.dirty) {
     segment.dirty = true;
     dirty_.push_back(reservation.segment);
@@ -578,13 +670,13 @@ void SegmentStore::Commit(const Reservation& reservation, const PayloadLocation&
 }
 
 // After a failed write. The range is not used again, since nobody knows what is in it.
-void SegmentStore::GiveUp(const Reservation& reservation, std::uint64_t bytes) {
+void SegmentStore::GiveUp(const Reservation& reservation) {
   Segment& segment = *reservation.segment;
-  const bool punched = reservation.file->PunchHole(reservation.offset, bytes).ok();
+  const bool punched = reservation.file->PunchHole(reservation.offset, reservation.bytes).ok();
   {
     absl::MutexLock lock(&mutex_);
     --segment.writes_in_flight;
-    if (punched && reservation.allocated) SubtractAllocated(segment, bytes);
+    if (punched && reservation.allocated) SubtractAllocated(segment, reservation.bytes);
     to_recount_.insert(segment.number);
     NoteIfDead(segment);
   }
@@ -601,16 +693,20 @@ absl::StatusOr<StoredPayload> SegmentStore::Read(const PayloadLocation& at) {
   }
   const auto broken = [&at](absl::string_view what) {
     return absl::DataLossError(
-        absl::StrCat(SegmentName(at.segment), " page ", at.offset_pages, ": ", what));
+        absl::StrCat(SegmentName(at.segment), " unit ", at.offset_units, ": ", what));
   };
   if (segment == nullptr) return broken("there is no such range");
   KV_ASSIGN_OR_RETURN(const auto file, FileOf(segment));
 
-  auto buffer = std::make_shared<AlignedBuffer>(at.record_bytes);
+  // Direct I/O reads whole pages; the record stays where it lies in them.
+  const std::uint64_t first_page = RoundDownToPages(OffsetOf(at));
+  const std::size_t lead_bytes = OffsetOf(at) - first_page;
+  auto buffer = std::make_shared<AlignedBuffer>(lead_bytes + at.record_bytes);
   KV_ASSIGN_OR_RETURN(const std::size_t count,
-                      file->Read(OffsetOf(at), {buffer->data(), buffer->size()}));
-  if (count < at.record_bytes) return broken("record is cut short");
-  const auto record = std::span<const std::byte>(buffer->data(), at.record_bytes);
+                      file->Read(first_page, {buffer->data(), buffer->size()}));
+  if (count < lead_bytes + at.record_bytes) return broken("record is cut short");
+  const auto record = std::span<const std::byte>(buffer->data(), buffer->size())
+                          .subspan(lead_bytes, at.record_bytes);
   const auto header = ParseRecordHeader(record);
   if (!header.ok()) return broken(header.status().message());
   if (header->store_id != store_id_ || header->location() != at) {
@@ -625,29 +721,32 @@ absl::StatusOr<StoredPayload> SegmentStore::Read(const PayloadLocation& at) {
 void SegmentStore::Free(const PayloadLocation& at) {
   SegmentPtr segment;
   bool goes_with_its_segment = false;
+  Extent hole;
   {
     absl::MutexLock lock(&mutex_);
     KV_CHECK(recovered_);
     segment = Find(at);
-    if (segment == nullptr || !segment->live_pages.HoldsAll(PagesOf(at))) return;
-    segment->live_pages.Remove(PagesOf(at));
+    if (segment == nullptr || !segment->live_units.HoldsAll(UnitsOf(at))) return;
+    segment->live_units.Remove(UnitsOf(at));
     segment->live_bytes -= at.disk_bytes();
     live_bytes_ -= at.disk_bytes();
     NoteIfDead(*segment);
     goes_with_its_segment = dead_.contains(at.segment) && at.segment < newest_durable_;
-    if (!goes_with_its_segment) ++segment->punches_in_flight;
+    hole = DeadPages(segment->live_units, UnitsOf(at));
+    if (!goes_with_its_segment && hole.bytes > 0) ++segment->punches_in_flight;
   }
   if (goes_with_its_segment) {
     RemoveDead();
     return;
   }
+  if (hole.bytes == 0) return;
   // Where holes cannot be punched, the space comes back with the last record of the segment.
   const auto file = FileOf(segment);
-  const bool punched = file.ok() && (*file)->PunchHole(OffsetOf(at), at.disk_bytes()).ok();
+  const bool punched = file.ok() && (*file)->PunchHole(hole.offset, hole.bytes).ok();
   absl::MutexLock lock(&mutex_);
   --segment->punches_in_flight;
   if (punched) {
-    SubtractAllocated(*segment, at.disk_bytes());
+    SubtractAllocated(*segment, hole.bytes);
     to_recount_.insert(segment->number);
   }
 }
@@ -795,7 +894,7 @@ std::shared_ptr<File> SegmentStore::Install(Segment& segment, std::shared_ptr<Fi
 
 SegmentStore::SegmentPtr SegmentStore::Find(const PayloadLocation& at) const {
   const auto found = segments_.find(at.segment);
-  if (found == segments_.end() || at.offset_pages == 0 ||
+  if (found == segments_.end() || at.offset_units < kUnitsPerPage ||
       at.record_bytes <= PayloadRecord::kHeaderBytes ||
       OffsetOf(at) + at.record_bytes > found->second->end) {
     return nullptr;

@@ -24,7 +24,9 @@ struct SegmentStoreOptions {
 // file system can (else through the page cache). Layout: SEGMENTS.md beside this file.
 //
 // Space: freeing a record punches a hole into its segment, so that `du` falls at once and no live
-// record is ever moved; a segment without live records is unlinked.
+// record is ever moved; a page that records share is given back with the last of them, and a
+// segment without live records is unlinked. Memory: a bit for each unit of the segments, 16 KiB for
+// 64 MiB.
 //
 // `file_system` outlives the store. Errors: FailedPrecondition when the folder holds segments of a
 // newer version or of another store, DataLoss when neither STORE nor any segment header tells whose

@@ -28,7 +28,7 @@ using ModelSlot = std::uint16_t;
 // = no frame.
 struct FrameRef {
   std::uint32_t segment = 0;
-  std::uint32_t offset_pages = 0;
+  std::uint32_t offset_units = 0;
   std::uint32_t record_bytes = 0;
 
   bool operator==(const FrameRef&) const = default;

@@ -2,10 +2,12 @@
 // same bytes through plain O_DIRECT calls on a preallocated file, in alternating rounds of one run.
 //
 //   payload_store_bench --op both --block-bytes 262144 --blocks 4096 --threads 4 --path /data --raw
+//   payload_store_bench --op both --block-bytes 5000 --group 16 --blocks 65536 --path /data
 //
-// Prints one JSON object per line. Payloads are incompressible (seeded) and larger together than a
-// core's cache; writes end with a sync, reads are in random order. CPU seconds are those of the
-// process, user and system.
+// A group is what is appended in one call. Prints one JSON object per line; disk_per_payload is
+// what the store's files take for each byte of payload. Payloads are incompressible (seeded) and
+// larger together than a core's cache; writes end with a sync, reads are in random order. CPU
+// seconds are those of the process, user and system.
 
 #include <sys/resource.h>
 
@@ -42,6 +44,7 @@ struct Arguments {
   std::string op = "both";
   std::size_t block_bytes = std::size_t{256} << 10;
   std::size_t blocks = 2048;
+  std::size_t group = 1;
   std::size_t threads = 1;
   std::size_t rounds = 1;
   std::string path = ".";
@@ -51,6 +54,7 @@ struct Arguments {
 struct Measurement {
   double seconds = 0;
   double cpu_seconds = 0;
+  double disk_per_payload = 0;  // of puts
   std::vector<double> latencies_us;
 };
 
@@ -69,10 +73,10 @@ void Require(const absl::Status& status) {
   std::exit(1);
 }
 
-// Calls `call(thread, index)` for each index once, spread over the threads, and times each call;
-// the whole includes `finish`.
+// Calls `call(thread, index)` for each of `calls` indices once, spread over the threads, and times
+// each call; the whole includes `finish`.
 Measurement Run(
-    const Arguments& arguments,
+    const Arguments& arguments, std::size_t calls,
     const std::function<void(std::size_t thread, std::size_t index)>& call,
     const std::function<void()>& finish = [] {}) {
   using Clock = std::chrono::steady_clock;
@@ -83,7 +87,7 @@ Measurement Run(
   std::vector<std::thread> threads;
   for (std::size_t thread = 0; thread < arguments.threads; ++thread) {
     threads.emplace_back([&, thread] {
-      for (std::size_t i = thread; i < arguments.blocks; i += arguments.threads) {
+      for (std::size_t i = thread; i < calls; i += arguments.threads) {
         const auto before = Clock::now();
         call(thread, i);
         latencies[thread].push_back(
@@ -110,7 +114,7 @@ void FillRandom(std::span<std::byte> bytes, std::mt19937_64& random) {
 }
 
 std::size_t BuffersPerThread(const Arguments& arguments) {
-  return std::max<std::size_t>(1, kBytesPerThread / arguments.block_bytes);
+  return std::max(arguments.group, kBytesPerThread / arguments.block_bytes);
 }
 
 // The order of reads, the same for both ways.
@@ -123,12 +127,18 @@ std::vector<std::size_t> ReadOrder(const Arguments& arguments) {
 
 using Results = std::map<std::string, std::vector<Measurement>>;
 
-void RunStore(const Arguments& arguments, const std::string& folder, Results& results) {
-  auto opened = OpenSegmentStore(PosixFileSystem(), folder, SegmentStoreOptions());
-  Require(opened.status());
-  PayloadStore& store = **opened;
-  Require(store.FinishRecovery().status());
+std::uint64_t AllocatedBytes(const std::string& folder) {
+  std::uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const auto file =
+        PosixFileSystem().Open(entry.path(), FileSystem::Mode::kReadOnly, /*direct=*/false);
+    Require(file.status());
+    bytes += (*file)->AllocatedBytes().value();
+  }
+  return bytes;
+}
 
+void UseStore(const Arguments& arguments, PayloadStore& store, Results& results) {
   std::mt19937_64 random(kSeed);
   std::vector<std::vector<PayloadRecord>> records(arguments.threads);
   for (auto& some : records) {
@@ -138,24 +148,43 @@ void RunStore(const Arguments& arguments, const std::string& folder, Results& re
     }
   }
   std::vector<PayloadLocation> places(arguments.blocks);
+  std::vector<std::size_t> next_buffer(arguments.threads);
   results["put"].push_back(Run(
-      arguments,
+      arguments, (arguments.blocks + arguments.group - 1) / arguments.group,
       [&](std::size_t thread, std::size_t i) {
-        PayloadRecord& record = records[thread][i / arguments.threads % records[thread].size()];
-        StoreLittle(record.payload().data(), std::uint64_t{i});
-        const auto at = store.Append(record);
-        Require(at.status());
-        places[i] = *at;
+        const std::size_t first = i * arguments.group;
+        const std::size_t end = std::min(arguments.blocks, first + arguments.group);
+        std::vector<PayloadRecord*> group;
+        for (std::size_t block = first; block < end; ++block) {
+          PayloadRecord& record = records[thread][next_buffer[thread]++ % records[thread].size()];
+          StoreLittle(record.payload().data(), std::uint64_t{block});
+          group.push_back(&record);
+        }
+        const auto written = store.AppendGroup(group);
+        Require(written.status());
+        std::copy(written->begin(), written->end(), places.begin() + static_cast<long>(first));
       },
       [&] { Require(store.Sync()); }));
   if (arguments.op == "put") return;
 
   const auto order = ReadOrder(arguments);
-  results["get_disk"].push_back(Run(arguments, [&](std::size_t, std::size_t i) {
+  results["get_disk"].push_back(Run(arguments, arguments.blocks, [&](std::size_t, std::size_t i) {
     const auto payload = store.Read(places[order[i]]);
     Require(payload.status());
     KV_CHECK(LoadLittle<std::uint64_t>(payload->view.data()) == order[i]);
   }));
+}
+
+void RunStore(const Arguments& arguments, const std::string& folder, Results& results) {
+  auto store = OpenSegmentStore(PosixFileSystem(), folder, SegmentStoreOptions());
+  Require(store.status());
+  Require((*store)->FinishRecovery().status());
+  UseStore(arguments, **store, results);
+  // Closing gives back what was allocated ahead.
+  store->reset();
+  results["put"].back().disk_per_payload =
+      static_cast<double>(AllocatedBytes(folder)) /
+      (static_cast<double>(arguments.blocks) * static_cast<double>(arguments.block_bytes));
 }
 
 void RunRaw(const Arguments& arguments, const std::string& path, Results& results) {
@@ -178,7 +207,7 @@ void RunRaw(const Arguments& arguments, const std::string& path, Results& result
     return std::span(buffer.data(), arguments.block_bytes);
   };
   results["put"].push_back(Run(
-      arguments,
+      arguments, arguments.blocks,
       [&](std::size_t thread, std::size_t i) {
         const auto bytes = buffer_of(thread, i);
         StoreLittle(bytes.data(), std::uint64_t{i});
@@ -188,11 +217,12 @@ void RunRaw(const Arguments& arguments, const std::string& path, Results& result
   if (arguments.op == "put") return;
 
   const auto order = ReadOrder(arguments);
-  results["get_disk"].push_back(Run(arguments, [&](std::size_t thread, std::size_t i) {
-    const auto bytes = buffer_of(thread, i);
-    Require(file.Read(order[i] * arguments.block_bytes, bytes).status());
-    KV_CHECK(LoadLittle<std::uint64_t>(bytes.data()) == order[i]);
-  }));
+  results["get_disk"].push_back(
+      Run(arguments, arguments.blocks, [&](std::size_t thread, std::size_t i) {
+        const auto bytes = buffer_of(thread, i);
+        Require(file.Read(order[i] * arguments.block_bytes, bytes).status());
+        KV_CHECK(LoadLittle<std::uint64_t>(bytes.data()) == order[i]);
+      }));
 }
 
 double Median(std::vector<double> values) {
@@ -218,7 +248,7 @@ void Report(const Arguments& arguments, const std::string& peer, const std::stri
   line["op"] = op;
   line["block_bytes"] = arguments.block_bytes;
   line["clients"] = arguments.threads;
-  line["batch"] = 1;
+  line["batch"] = peer == "payload-store" && op == "put" ? arguments.group : 1;
   line["gb_per_s"] = median_of([&](const Measurement& round) { return gigabytes / round.seconds; });
   line["cpu_s_per_gb"] =
       median_of([&](const Measurement& round) { return round.cpu_seconds / gigabytes; });
@@ -226,6 +256,9 @@ void Report(const Arguments& arguments, const std::string& peer, const std::stri
       median_of([](const Measurement& round) { return Percentile(round.latencies_us, 50); });
   line["p99_us"] =
       median_of([](const Measurement& round) { return Percentile(round.latencies_us, 99); });
+  if (rounds.back().disk_per_payload > 0) {
+    line["disk_per_payload"] = rounds.back().disk_per_payload;
+  }
   line["rounds"] = rounds.size();
   if (raw_rounds != nullptr) {
     // Neighbours in time are compared, so that a slow minute of the machine hits both.
@@ -273,7 +306,7 @@ Arguments ParseArguments(int count, char** values) {
     std::fprintf(
         stderr,
         "usage: payload_store_bench [--op put|get_disk|both] [--block-bytes N] [--blocks N]\n"
-        "         [--threads N] [--rounds N] [--path FOLDER] [--raw] [--json]\n");
+        "         [--group N] [--threads N] [--rounds N] [--path FOLDER] [--raw] [--json]\n");
     std::exit(2);
   };
   for (int i = 1; i < count; ++i) {
@@ -287,6 +320,7 @@ Arguments ParseArguments(int count, char** values) {
     const std::string value = values[i];
     const std::map<std::string, std::size_t*> numbers = {{"--block-bytes", &arguments.block_bytes},
                                                          {"--blocks", &arguments.blocks},
+                                                         {"--group", &arguments.group},
                                                          {"--threads", &arguments.threads},
                                                          {"--rounds", &arguments.rounds}};
     if (const auto number = numbers.find(name); number != numbers.end()) {
@@ -301,7 +335,7 @@ Arguments ParseArguments(int count, char** values) {
     }
   }
   if (arguments.op != "put" && arguments.op != "get_disk" && arguments.op != "both") usage();
-  if (arguments.block_bytes % AlignedBuffer::kAlignment != 0) usage();
+  if (arguments.raw && arguments.block_bytes % AlignedBuffer::kAlignment != 0) usage();
   return arguments;
 }
 

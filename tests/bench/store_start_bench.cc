@@ -132,7 +132,7 @@ class Filler {
       KV_CHECK(at.ok());
       NodeRow stored = row;
       stored.rungs = {{.segment = at->segment,
-                       .offset_pages = at->offset_pages,
+                       .offset_units = at->offset_units,
                        .record_bytes = at->record_bytes}};
       batch.Put(MetaTable::kNodes, NodeRowKey{kBuiltInTenant, descriptor.node}.Encode(),
                 stored.Encode());

@@ -15,6 +15,21 @@ void TryRow(const std::string& bytes) {
   if (row.ok()) KV_CHECK(row->Encode() == bytes);
 }
 
+// Rows of version 1 with rungs are read and not written.
+template <>
+void TryRow<NodeRow>(const std::string& bytes) {
+  const auto row = NodeRow::Decode(bytes);
+  if (!row.ok()) return;
+  const std::string written = row->Encode();
+  if (bytes[0] == 1 && !row->rungs.empty()) {
+    const auto again = NodeRow::Decode(written);
+    KV_CHECK(again.ok());
+    KV_CHECK(*again == *row);
+  } else {
+    KV_CHECK(written == bytes);
+  }
+}
+
 void TryAllRows(const std::string& bytes) {
   TryRow<NodeRow>(bytes);
   TryRow<NodeDescriptor>(bytes);

@@ -22,6 +22,7 @@ void TryRecord(std::span<const std::byte> bytes) {
   KV_CHECK(RecordHeadBytes(bytes) == header->payload_offset());
   KV_CHECK(header->descriptor_bytes <= PayloadRecord::kDescriptorBytesMax);
   KV_CHECK(header->location().record_bytes == header->record_bytes());
+  if (header->version != kSegmentFormatVersion) return;
   // There is one way to write it.
   std::vector<std::byte> head(
       bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(header->payload_offset()));

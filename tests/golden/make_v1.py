@@ -82,12 +82,15 @@ def node_row(provenance, priority, depth, parent, path_hash, surprisal, created,
 
 
 FIRST = node_row(1, 0, 1, bytes(16), 0x0123456789ABCDEF, 12.5, 1700000000, 0, b"salt", b"", range(16), [])
-DEEP = node_row(2, 15, 7, PARENT, 1, 0.0, 1700000001, 1800000000, b"", b"image digest", [0, 1, 0xFFFFFFFF],
-                [(2, 2, 9, 8, 7), (3, 3, 0xFFFFFFFF, 0, 1)])
+DEEP_FIELDS = (2, 15, 7, PARENT, 1, 0.0, 1700000001, 1800000000, b"", b"image digest", [0, 1, 0xFFFFFFFF])
+DEEP = node_row(*DEEP_FIELDS, [(2, 2, 9, 8, 7), (3, 3, 0xFFFFFFFF, 0, 1)])
+# The same row as it is written now: places count units of 512 bytes, not pages of 4096.
+DEEP_IN_UNITS = node_row(*DEEP_FIELDS, [(2, 2, 9, 64, 7, 3, bytes(16)), (3, 3, 0xFFFFFFFF, 0, 1, 1, bytes(16))],
+                         version=2)
 
 
 PROFILE = bytes(range(0x70, 0x80))
-# Version 2: rungs with a codec and a profile.
+# Version 2: rungs with a codec and a profile, and places in units.
 CODED = node_row(1, 3, 2, PARENT, 0xFEDCBA9876543210, 0.5, 1700000002, 0, b"", b"", [7, 8, 9],
                  [(2, 4, 3, 2, 1, 3, PROFILE), (3, 3, 6, 5, 4, 2, bytes(16))], version=2)
 
@@ -143,6 +146,7 @@ V1 = {
 }
 
 V2 = {
+    "node_row_deep.bin": DEEP_IN_UNITS,
     "node_row_coded.bin": CODED,
     "node_descriptor_coded.bin": coded_descriptor(FIRST),
 }
@@ -195,8 +199,8 @@ CORRUPT = {
                                              [(2, 3, 1, 1, 1, 3, PROFILE)], version=2),
     "node_row_raw_with_profile.bin": node_row(1, 0, 1, bytes(16), 1, 1.0, 1, 0, b"", b"", [1],
                                               [(3, 3, 1, 1, 1, 1, PROFILE)], version=2),
-    "node_row_version_2_without_need.bin": node_row(1, 0, 1, bytes(16), 1, 1.0, 1, 0, b"", b"", [1],
-                                                    [(3, 3, 1, 1, 1, 1, bytes(16))], version=2),
+    "node_row_version_2_without_need.bin": node_row(1, 0, 1, bytes(16), 1, 1.0, 1, 0, b"", b"", [1], [], version=2),
+    "node_row_place_over_limit.bin": node_row(1, 0, 1, bytes(16), 1, 1.0, 1, 0, b"", b"", [1], [(3, 3, 1, 1 << 29, 1)]),
     "node_row_too_deep.bin": node_row(1, 0, (1 << 20) + 1, PARENT, 1, 1.0, 1, 0, b"", b"", [1], []),
     "node_descriptor_version_2_without_need.bin": coded_descriptor(FIRST, 3, bytes(16)),
     "store_config_zeros.bin": bytes(49),

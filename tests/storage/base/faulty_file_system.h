@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -72,7 +73,7 @@ class FaultyFileSystem final : public FileSystem {
   }
 
   // As KillProcess; moreover each change that was not synced is kept, lost, or (a write) torn, by
-  // `random`.
+  // `random`. Of a torn write some sectors are old, and a page may be neither old nor new.
   void LosePower(std::mt19937_64& random) {
     absl::MutexLock lock(&mutex_);
     ++life_;
@@ -107,6 +108,18 @@ class FaultyFileSystem final : public FileSystem {
   std::uint64_t AllocatedBytes() const {
     absl::MutexLock lock(&mutex_);
     return AllocatedLocked();
+  }
+
+  // What of a file's pages from `offset` on is allocated.
+  std::uint64_t BytesOfPages(const std::string& path, std::uint64_t offset,
+                             std::uint64_t page_count) const {
+    absl::MutexLock lock(&mutex_);
+    std::uint64_t bytes = 0;
+    for (std::uint64_t page = offset / kPageBytes; page < offset / kPageBytes + page_count;
+         ++page) {
+      bytes += FindLocked(path)->current.allocated.contains(page) ? kPageBytes : 0;
+    }
+    return bytes;
   }
 
   // Flips one bit of a file's content, in memory and on disk. False when the file is empty.
@@ -228,7 +241,8 @@ class FaultyFileSystem final : public FileSystem {
     std::uint64_t offset = 0;
     std::uint64_t length = 0;
     std::vector<std::byte> bytes;
-    std::set<std::uint64_t> lost_sectors;  // of a torn write, counted from its start
+    std::set<std::uint64_t> lost_sectors;            // of a torn write, counted from its start
+    std::optional<std::uint64_t> garbled_page = {};  // of the file: was being written at the time
   };
 
   struct Inode {
@@ -251,6 +265,9 @@ class FaultyFileSystem final : public FileSystem {
         : system_(system), inode_(std::move(inode)), life_(life), direct_(direct) {}
 
     absl::Status Write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+      if (absl::Status status = CheckDirect(offset, bytes, bytes.size()); !status.ok()) {
+        return status;
+      }
       return system_.Mutate(*inode_, life_,
                             {Change::Kind::kWrite,
                              offset,
@@ -258,7 +275,24 @@ class FaultyFileSystem final : public FileSystem {
                              std::vector<std::byte>(bytes.begin(), bytes.end()),
                              {}});
     }
+    // One write as the power sees it.
+    absl::Status WritePieces(std::uint64_t offset,
+                             std::span<const std::span<const std::byte>> pieces) override {
+      std::vector<std::byte> bytes;
+      for (const auto& piece : pieces) bytes.insert(bytes.end(), piece.begin(), piece.end());
+      for (const auto& piece : pieces) {
+        if (absl::Status status = CheckDirect(offset, piece, bytes.size()); !status.ok()) {
+          return status;
+        }
+      }
+      const std::uint64_t length = bytes.size();
+      return system_.Mutate(*inode_, life_,
+                            {Change::Kind::kWrite, offset, length, std::move(bytes), {}});
+    }
     absl::StatusOr<std::size_t> Read(std::uint64_t offset, std::span<std::byte> bytes) override {
+      if (absl::Status status = CheckDirect(offset, bytes, bytes.size()); !status.ok()) {
+        return status;
+      }
       absl::MutexLock lock(&system_.mutex_);
       if (absl::Status status = system_.Alive(life_); !status.ok()) return status;
       const Content& content = inode_->current;
@@ -312,6 +346,15 @@ class FaultyFileSystem final : public FileSystem {
     bool direct() const override { return direct_; }
 
    private:
+    // What a device refuses of direct I/O.
+    absl::Status CheckDirect(std::uint64_t offset, std::span<const std::byte> piece,
+                             std::uint64_t length) const {
+      const bool aligned = offset % kPageBytes == 0 && length % kPageBytes == 0 &&
+                           piece.size() % kSectorBytes == 0 &&
+                           reinterpret_cast<std::uintptr_t>(piece.data()) % kSectorBytes == 0;
+      return aligned || !direct_ ? absl::OkStatus() : absl::UnavailableError("not aligned");
+    }
+
     FaultyFileSystem& system_;
     const std::shared_ptr<Inode> inode_;
     const int life_;
@@ -341,6 +384,11 @@ class FaultyFileSystem final : public FileSystem {
           page = std::move(changed);
           content.allocated.insert(page_number);
         }
+        if (change.garbled_page) {
+          auto garbled = std::make_shared<Page>();
+          garbled->fill(std::byte{0xa5});
+          content.pages[*change.garbled_page] = std::move(garbled);
+        }
         content.size = std::max(content.size, end);
         break;
       case Change::Kind::kAllocate:
@@ -350,9 +398,18 @@ class FaultyFileSystem final : public FileSystem {
         content.size = std::max(content.size, end);
         break;
       case Change::Kind::kPunch:
-        for (std::uint64_t page = change.offset / kPageBytes; page * kPageBytes < end; ++page) {
-          content.pages.erase(page);
-          content.allocated.erase(page);
+        for (std::uint64_t at = change.offset; at < end;) {
+          const std::uint64_t page = at / kPageBytes;
+          const std::uint64_t page_end = std::min(end, (page + 1) * kPageBytes);
+          if (page_end - at == kPageBytes) {
+            content.pages.erase(page);
+            content.allocated.erase(page);
+          } else if (auto found = content.pages.find(page); found != content.pages.end()) {
+            auto changed = std::make_shared<Page>(*found->second);
+            std::memset(changed->data() + at % kPageBytes, 0, page_end - at);
+            found->second = std::move(changed);
+          }
+          at = page_end;
         }
         break;
       case Change::Kind::kTruncate: {
@@ -371,6 +428,8 @@ class FaultyFileSystem final : public FileSystem {
       const std::uint64_t first = random() % sectors;
       const std::uint64_t count = 1 + random() % (sectors - first);
       for (std::uint64_t i = 0; i < count; ++i) change.lost_sectors.insert(first + i);
+      const std::uint64_t page_of_loss = (change.offset + first * kSectorBytes) / kPageBytes;
+      if (random() % 2 == 0) change.garbled_page = page_of_loss;
     }
     return change;
   }

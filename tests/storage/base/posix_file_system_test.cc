@@ -105,6 +105,44 @@ TEST_P(PosixFileSystemTest, NextDataSkipsHoles) {
   EXPECT_EQ(file->NextData(16 * kPage).value(), 16 * kPage);
 }
 
+// More pieces than the system takes in one call.
+TEST_P(PosixFileSystemTest, PiecesAreWrittenBehindEachOther) {
+  constexpr std::size_t kPieces = 3200;
+  AlignedBuffer memory(kPieces * kPage);
+  std::vector<std::span<const std::byte>> pieces;
+  std::string all;
+  for (std::size_t i = 0; i < kPieces; ++i) {
+    const std::size_t bytes = 512 * (1 + i % 8);
+    std::byte* const at = memory.data() + i * kPage;
+    std::fill_n(at, bytes, static_cast<std::byte>(i));
+    pieces.emplace_back(at, bytes);
+    all += AsText(pieces.back());
+  }
+  ASSERT_EQ(all.size() % kPage, 0u);
+  auto file = Create("a");
+  ASSERT_TRUE(file->WritePieces(kPage, pieces).ok());
+  AlignedBuffer read(all.size());
+  ASSERT_EQ(file->Read(kPage, {read.data(), read.size()}).value(), all.size());
+  EXPECT_EQ(AsText({read.data(), all.size()}), all);
+}
+
+// As on a disk with large sectors: direct I/O goes on, with a copy.
+TEST_P(PosixFileSystemTest, PiecesThatADeviceRefusesAreJoined) {
+  AlignedBuffer memory(4 * kPage);
+  std::fill_n(memory.data(), memory.size(), std::byte{7});
+  auto file = Create("a");
+  const bool direct = file->direct();
+  for (int round = 0; round < 2; ++round) {
+    const std::vector<std::span<const std::byte>> pieces = {{memory.data() + 1, kPage + 100},
+                                                            {memory.data() + 9, kPage - 100}};
+    ASSERT_TRUE(file->WritePieces(0, pieces).ok());
+    EXPECT_EQ(file->direct(), direct);
+    AlignedBuffer read(2 * kPage);
+    ASSERT_EQ(file->Read(0, {read.data(), read.size()}).value(), 2 * kPage);
+    EXPECT_EQ(AsText({read.data(), read.size()}), AsText({memory.data(), read.size()}));
+  }
+}
+
 TEST_P(PosixFileSystemTest, CreateRefusesAnExistingFile) {
   Create("a");
   EXPECT_FALSE(files_.Open(folder_.path() + "/a", Mode::kCreateNew, true).ok());

@@ -136,13 +136,20 @@ TEST_F(EngineCrashTest, DISABLED_Victim) {
           if (!begun.ok()) std::abort();
           const auto missing = (*begun)->missing_blocks();
           absl::BlockingCounter open(static_cast<int>(missing.size()));
+          const std::size_t blocks_per_write = 1 + random() % 4;
+          std::vector<PutSession::FinishedBlock> together;
           for (const std::uint32_t block : missing) {
             auto writer = FilledBlock(**begun, put.path, block);
             if (!writer.ok()) std::abort();
-            (*begun)->FinishBlock(*std::move(writer), [&, block](auto result) {
-              if (result.ok()) note("A " + name + " " + std::to_string(block) + "\n");
-              open.DecrementCount();
-            });
+            together.push_back({*std::move(writer), [&, block](auto result) {
+                                  if (result.ok()) {
+                                    note("A " + name + " " + std::to_string(block) + "\n");
+                                  }
+                                  open.DecrementCount();
+                                }});
+            if (together.size() == blocks_per_write || block == missing.back()) {
+              (*begun)->FinishBlocks(std::exchange(together, {}));
+            }
           }
           open.Wait();
         } else {

@@ -68,6 +68,7 @@ class EngineDiskTest : public EngineFixture {
     options_.disk_limit_bytes = 512 * kMiB;  // more than the disk has
     options_.segment_bytes = 4 * kMiB;
     options_.memory_tier_bytes = 0;
+    blocks_per_write_ = 3;
     spec_.kv_groups.front().layer_runs = {{2, 2, 512, 512}};
   }
   // Puts sessions until some are refused; how many blocks of each were acknowledged.

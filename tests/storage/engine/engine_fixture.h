@@ -136,14 +136,18 @@ class EngineFixture : public testing::Test {
     PutResults results(missing.size(), absl::UnknownError("no answer"));
     absl::Mutex mutex;
     std::size_t open = missing.size();
+    std::vector<PutSession::FinishedBlock> together;
     for (std::size_t i = 0; i < missing.size(); ++i) {
       auto writer = FilledBlock(**session, put.path, missing[i]);
       EXPECT_TRUE(writer.ok()) << writer.status();
-      (*session)->FinishBlock(*std::move(writer), [&, i](absl::StatusOr<PutBlockResult> result) {
-        absl::MutexLock lock(&mutex);
-        results[i] = std::move(result);
-        --open;
-      });
+      together.push_back({*std::move(writer), [&, i](absl::StatusOr<PutBlockResult> result) {
+                            absl::MutexLock lock(&mutex);
+                            results[i] = std::move(result);
+                            --open;
+                          }});
+      if (together.size() == blocks_per_write_ || i + 1 == missing.size()) {
+        (*session)->FinishBlocks(std::exchange(together, {}));
+      }
     }
     absl::MutexLock lock(&mutex);
     const auto none_open = [&open] { return open == 0; };
@@ -266,6 +270,7 @@ class EngineFixture : public testing::Test {
   std::unique_ptr<Engine> engine_;
   ModelId model_;
   std::size_t raw_block_bytes_ = 0;
+  std::size_t blocks_per_write_ = 1;  // that Put finishes in one call
 };
 
 }  // namespace kvtrie

@@ -132,6 +132,7 @@ class EngineModelTest : public CodedFixture {
       const bool has_it = found != nodes_.end() && !Expired(found->second) && found->second.exact;
       if (!has_it) missing.push_back(block);
     }
+    blocks_per_write_ = 1 + Below(8);
     const PutResults results = Put(put, sent);
     ASSERT_EQ(results.size(), std::min(sent, missing.size()));
     for (std::size_t i = 0; i < results.size(); ++i) {

@@ -57,6 +57,25 @@ class EnginePutTest : public EngineFixture {
     ASSERT_TRUE(writer.ok()) << writer.status();
     session.FinishBlock(*std::move(writer), answers.For(block));
   }
+
+  // The frames of a path are one group.
+  void ExpectBehindEachOther(std::span<const TokenId> tokens) {
+    const LookupResult found = Lookup(tokens);
+    std::vector<TrieNodeId> ids;
+    for (const MatchedBlock& block : found.blocks.front()) ids.push_back(block.node);
+    const auto frames = engine_->FindFrames(tenant_, model_, ids, Quality::kExact);
+    ASSERT_TRUE(frames.ok());
+    ASSERT_EQ(frames->size(), tokens.size() / kTestBlockTokens);
+    PayloadLocation expected = frames->front()->at;
+    EXPECT_EQ(expected.offset_units % PayloadLocation::kUnitsPerPage, 0u);
+    for (const auto& frame : *frames) {
+      ASSERT_TRUE(frame.has_value());
+      expected.record_bytes = frame->at.record_bytes;
+      EXPECT_EQ(frame->at, expected);
+      expected.offset_units +=
+          static_cast<std::uint32_t>(expected.disk_bytes() / PayloadLocation::kUnitBytes);
+    }
+  }
 };
 
 TEST_F(EnginePutTest, BlocksMayCompleteInAnyOrder) {
@@ -397,6 +416,43 @@ TEST_F(EnginePutTest, ABatchAnswersBlockByBlock) {
     }
   }
   EXPECT_TRUE(engine_->FindFrames(tenant_, model_, {}, Quality::kExact)->empty());
+}
+
+TEST_F(EnginePutTest, BlocksOfOneCallLieBehindEachOther) {
+  Open();
+  blocks_per_write_ = 8;
+  const auto tokens = SessionTokens(1, 8 * kTestBlockTokens);
+  MustPut(tokens);
+  ExpectBehindEachOther(tokens);
+  Reopen();
+  EXPECT_EQ(ExpectOwnBytes(tokens), 8u);
+  ExpectSound();
+}
+
+// A client that sends block by block: what arrives during a write is written at once.
+TEST_F(EnginePutTest, BlocksThatComeWhileTheDiskIsBusyAreWrittenTogether) {
+  options_.io_threads = 1;
+  Open();
+  absl::Notification writing;
+  absl::Notification go_on;
+  const auto before = SessionTokens(1, kTestBlockTokens);
+  const auto busy = Begin(before);
+  auto writer = FilledBlock(*busy, PathOf(before), 0);
+  ASSERT_TRUE(writer.ok());
+  busy->FinishBlock(*std::move(writer), [&](const absl::StatusOr<PutBlockResult>&) {
+    writing.Notify();
+    go_on.WaitForNotification();
+  });
+  writing.WaitForNotification();
+  const auto tokens = SessionTokens(2, 8 * kTestBlockTokens);
+  const auto session = Begin(tokens);
+  Answers answers;
+  for (std::uint32_t block = 0; block < 8; ++block) Finish(*session, tokens, block, answers);
+  go_on.Notify();
+  answers.Await(8);
+  for (const auto& [block, result] : answers.of_block) ASSERT_TRUE(result.ok()) << result.status();
+  ExpectBehindEachOther(tokens);
+  EXPECT_EQ(ExpectOwnBytes(tokens), 8u);
 }
 
 // Public report 50: block sizes side by side; 17: shapes that others trip over.

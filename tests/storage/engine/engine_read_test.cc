@@ -26,7 +26,7 @@ class EngineReadTest : public CodedFixture {
     std::snprintf(name, sizeof name, "seg-%08u", at.segment);
     std::fstream file(options_.data_dir + "/payload/" + name,
                       std::ios::binary | std::ios::in | std::ios::out);
-    const auto place = static_cast<std::streamoff>(at.offset_pages * PayloadLocation::kPageBytes +
+    const auto place = static_cast<std::streamoff>(at.offset_units * PayloadLocation::kUnitBytes +
                                                    at.record_bytes - 10);
     file.seekg(place);
     const char byte = static_cast<char>(file.get());

@@ -50,12 +50,12 @@ NodeRow DeepRow() {
   row.priority = kPriorityMax;
   row.extra_key = "image digest";
   row.tokens = {0, 1, 0xFFFFFFFF};
-  row.rungs = {{Rung::kCoded, Quality::kNearExact, CodecId::kResidual, {}, 9, 8, 7},
+  row.rungs = {{Rung::kCoded, Quality::kNearExact, CodecId::kResidual, {}, 9, 64, 7},
                {Rung::kExact, Quality::kExact, CodecId::kRaw, {}, 0xFFFFFFFF, 0, 1}};
   return row;
 }
 
-// On both rungs, with what version 2 has to say of them.
+// On both rungs, as version 1 could not say it.
 NodeRow CodedRow() {
   NodeRow row;
   row.model = CountingId<ModelId>(0x10);
@@ -139,8 +139,13 @@ void ExpectStoredWell(const Row& row, const std::string& golden) {
 
 TEST(NodeRowTest, IsStoredWell) {
   ExpectStoredWell(FirstRow(), "v1/node_row_first.bin");
-  ExpectStoredWell(DeepRow(), "v1/node_row_deep.bin");
+  ExpectStoredWell(DeepRow(), "v2/node_row_deep.bin");
   ExpectStoredWell(CodedRow(), "v2/node_row_coded.bin");
+}
+TEST(NodeRowTest, PlacesOfVersion1AreReadAsUnits) {
+  const auto row = NodeRow::Decode(ReadGolden("v1/node_row_deep.bin"));
+  ASSERT_TRUE(row.ok()) << row.status();
+  EXPECT_EQ(*row, DeepRow());
 }
 TEST(NodeDescriptorTest, IsStoredWell) {
   ExpectStoredWell(Descriptor(), "v1/node_descriptor.bin");

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "storage/base/byte_reader.h"
 #include "storage/payload/payload_store.h"
@@ -58,13 +59,24 @@ TEST(PayloadRecordTest, PayloadOutlivesTheRecord) {
   EXPECT_EQ(TextOf(bytes), "payload");
 }
 
-TEST(PayloadLocationTest, DiskBytesAreWholePages) {
-  PayloadLocation at{1, 1, 1};
-  EXPECT_EQ(at.disk_bytes(), 4096u);
-  at.record_bytes = 4096;
-  EXPECT_EQ(at.disk_bytes(), 4096u);
-  at.record_bytes = 4097;
-  EXPECT_EQ(at.disk_bytes(), 8192u);
+TEST(PayloadRecordTest, GroupTakesUnitsAndTheRestOfAPage) {
+  PayloadRecord small("", 400);    // 464 bytes, 1 unit
+  PayloadRecord medium("", 500);   // 564 bytes, 2 units
+  PayloadRecord large("", 8'128);  // 8192 bytes, 16 units
+  EXPECT_EQ(GroupDiskBytes(std::vector{&small}), 4096u);
+  EXPECT_EQ(GroupDiskBytes(std::vector{&small, &medium}), 4096u);
+  EXPECT_EQ(GroupDiskBytes(std::vector{&large}), 8192u);
+  EXPECT_EQ(GroupDiskBytes(std::vector{&large, &small}), 12'288u);
+  EXPECT_EQ(GroupDiskBytes(std::vector{&medium, &medium, &medium, &medium}), 4096u);
+}
+
+TEST(PayloadLocationTest, DiskBytesAreWholeUnits) {
+  PayloadLocation at{1, 8, 1};
+  EXPECT_EQ(at.disk_bytes(), 512u);
+  at.record_bytes = 512;
+  EXPECT_EQ(at.disk_bytes(), 512u);
+  at.record_bytes = 513;
+  EXPECT_EQ(at.disk_bytes(), 1024u);
   at.record_bytes = 0xffffffff;
   EXPECT_EQ(at.disk_bytes(), std::uint64_t{1} << 32);
   EXPECT_FALSE(PayloadLocation{});

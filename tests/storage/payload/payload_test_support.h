@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "storage/base/byte_order.h"
@@ -19,6 +20,13 @@ inline PayloadRecord MakeRecord(const std::string& payload,
   std::copy_n(reinterpret_cast<const std::byte*>(payload.data()), payload.size(),
               record.payload().begin());
   return record;
+}
+
+inline absl::StatusOr<std::vector<PayloadLocation>> AppendAll(PayloadStore& store,
+                                                              std::vector<PayloadRecord>& records) {
+  std::vector<PayloadRecord*> group;
+  for (PayloadRecord& record : records) group.push_back(&record);
+  return store.AppendGroup(group);
 }
 
 // Bytes that no other seed gives.

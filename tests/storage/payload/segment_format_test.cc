@@ -24,7 +24,7 @@ std::string Contents(const std::filesystem::path& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// What tests/golden/v1/make_record.py writes.
+// What make_record.py of tests/golden/v1 and v2 writes.
 constexpr std::uint64_t kGoldenStoreId = 0x0123456789abcdef;
 constexpr std::uint32_t kGoldenSegment = 7;
 std::string GoldenPayload() {
@@ -33,11 +33,17 @@ std::string GoldenPayload() {
   return payload;
 }
 
+std::string SecondGoldenPayload() {
+  std::string payload(3000, '\0');
+  for (std::size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<char>(i * 5 + 1);
+  return payload;
+}
+
 RecordHeader GoldenHeader() {
   RecordHeader header;
   header.store_id = kGoldenStoreId;
   header.segment = kGoldenSegment;
-  header.offset_pages = 1;
+  header.offset_units = 8;
   header.descriptor_bytes = 17;
   header.payload_bytes = 1000;
   header.payload_crc32c = Crc32c(AsBytes(GoldenPayload()));
@@ -48,29 +54,41 @@ TEST(SegmentFormatTest, WritesTheGoldenBytes) {
   std::string page(kPage, '\0');
   const auto bytes = std::as_writable_bytes(std::span(page));
   WriteSegmentHeader({kGoldenStoreId, kGoldenSegment}, bytes);
-  PayloadRecord record = MakeRecord(GoldenPayload(), "golden descriptor");
-  WriteRecordHeader(GoldenHeader(), record.memory().first(record.payload_offset()));
-  page += AsText(record.memory());
-  EXPECT_EQ(page, Contents(kGolden / "v1/record.bin"));
+  PayloadRecord first = MakeRecord(GoldenPayload(), "golden descriptor");
+  WriteRecordHeader(GoldenHeader(), first.memory().first(first.payload_offset()));
+  page += AsText(first.memory().first(GoldenHeader().location().disk_bytes()));
+  PayloadRecord second = MakeRecord(SecondGoldenPayload(), "second");
+  RecordHeader header = GoldenHeader();
+  header.offset_units = static_cast<std::uint32_t>(page.size() / PayloadLocation::kUnitBytes);
+  header.descriptor_bytes = 6;
+  header.payload_bytes = 3000;
+  header.payload_crc32c = Crc32c(AsBytes(SecondGoldenPayload()));
+  WriteRecordHeader(header, second.memory().first(second.payload_offset()));
+  page += AsText(second.memory().first(header.location().disk_bytes()));
+  page.resize((page.size() + kPage - 1) / kPage * kPage);
+  EXPECT_EQ(page, Contents(kGolden / "v2/record.bin"));
 }
 
-TEST(SegmentFormatTest, ReadsTheGoldenBytes) {
-  const std::string file = Contents(kGolden / "v1/record.bin");
-  ASSERT_EQ(file.size(), 2 * kPage);
-  const auto segment = ParseSegmentHeader(AsBytes(file));
-  ASSERT_TRUE(segment.ok()) << segment.status();
-  EXPECT_EQ(segment->store_id, kGoldenStoreId);
-  EXPECT_EQ(segment->segment, kGoldenSegment);
+TEST(SegmentFormatTest, ReadsTheGoldenBytesOfBothVersions) {
+  for (const std::string version : {"v1", "v2"}) {
+    SCOPED_TRACE(version);
+    const std::string file = Contents(kGolden / version / "record.bin");
+    const auto segment = ParseSegmentHeader(AsBytes(file));
+    ASSERT_TRUE(segment.ok()) << segment.status();
+    EXPECT_EQ(segment->store_id, kGoldenStoreId);
+    EXPECT_EQ(segment->segment, kGoldenSegment);
 
-  const auto bytes = AsBytes(file).subspan(kPage);
-  const auto record = ParseRecordHeader(bytes);
-  ASSERT_TRUE(record.ok()) << record.status();
-  EXPECT_EQ(record->location(), GoldenHeader().location());
-  EXPECT_EQ(record->store_id, kGoldenStoreId);
-  EXPECT_EQ(record->payload_offset(), 128u);
-  EXPECT_EQ(AsText(bytes.subspan(64, record->descriptor_bytes)), "golden descriptor");
-  EXPECT_EQ(AsText(bytes.subspan(128, record->payload_bytes)), GoldenPayload());
-  EXPECT_EQ(record->payload_crc32c, Crc32c(AsBytes(GoldenPayload())));
+    const auto bytes = AsBytes(file).subspan(kPage);
+    const auto record = ParseRecordHeader(bytes);
+    ASSERT_TRUE(record.ok()) << record.status();
+    EXPECT_EQ(record->version, version == "v1" ? 1 : 2);
+    EXPECT_EQ(record->location(), GoldenHeader().location());
+    EXPECT_EQ(record->store_id, kGoldenStoreId);
+    EXPECT_EQ(record->payload_offset(), 128u);
+    EXPECT_EQ(AsText(bytes.subspan(64, record->descriptor_bytes)), "golden descriptor");
+    EXPECT_EQ(AsText(bytes.subspan(128, record->payload_bytes)), GoldenPayload());
+    EXPECT_EQ(record->payload_crc32c, Crc32c(AsBytes(GoldenPayload())));
+  }
 }
 
 TEST(SegmentFormatTest, RefusesTheCorruptRecords) {
@@ -81,11 +99,11 @@ TEST(SegmentFormatTest, RefusesTheCorruptRecords) {
     const std::string file = Contents(entry.path());
     EXPECT_TRUE(absl::IsDataLoss(ParseRecordHeader(AsBytes(file)).status())) << entry.path();
   }
-  EXPECT_GE(seen, 11);
+  EXPECT_GE(seen, 14);
 }
 
 TEST(SegmentFormatTest, EveryFlippedBitOfARecordHeadIsSeen) {
-  const std::string file = Contents(kGolden / "v1/record.bin").substr(kPage);
+  const std::string file = Contents(kGolden / "v2/record.bin").substr(kPage);
   for (std::size_t bit = 0; bit < 8 * GoldenHeader().payload_offset(); ++bit) {
     std::string damaged = file;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
@@ -94,7 +112,7 @@ TEST(SegmentFormatTest, EveryFlippedBitOfARecordHeadIsSeen) {
 }
 
 TEST(SegmentFormatTest, EveryFlippedBitOfASegmentHeaderIsSeen) {
-  const std::string file = Contents(kGolden / "v1/record.bin").substr(0, kPage);
+  const std::string file = Contents(kGolden / "v2/record.bin").substr(0, kPage);
   for (std::size_t bit = 0; bit < std::size_t{8} * 64; ++bit) {
     std::string damaged = file;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
@@ -103,8 +121,8 @@ TEST(SegmentFormatTest, EveryFlippedBitOfASegmentHeaderIsSeen) {
 }
 
 TEST(SegmentFormatTest, NewerSegmentVersionIsAPreconditionOfTheOperator) {
-  std::string page = Contents(kGolden / "v1/record.bin").substr(0, kPage);
-  page[8] = 2;
+  std::string page = Contents(kGolden / "v2/record.bin").substr(0, kPage);
+  page[8] = 3;
   StoreLittle(page.data() + 4, Crc32c(AsBytes(page).subspan(8, 56)));
   EXPECT_TRUE(absl::IsFailedPrecondition(ParseSegmentHeader(AsBytes(page)).status()));
 }

@@ -27,7 +27,9 @@ struct Written {
   std::uint64_t seed = 0;
 };
 
-std::size_t BytesOf(std::uint64_t seed) { return 1 + seed * 7919 % (12 * kPage); }
+std::size_t BytesOf(std::uint64_t seed) {
+  return 1 + seed * 7919 % (seed % 4 == 0 ? 12 * kPage : kPage);
+}
 
 // Records that were appended and not freed; those that were freed lately are kept to be read late.
 class Board {
@@ -41,12 +43,14 @@ class Board {
     if (live_.empty()) return std::nullopt;
     return live_[random % live_.size()];
   }
-  std::optional<Written> TakeOldest() {
+  // One of the older ones.
+  std::optional<Written> TakeOld(std::uint64_t random) {
     absl::MutexLock lock(&mutex_);
-    if (live_.size() < 20) return std::nullopt;
-    const Written oldest = live_.front();
+    if (live_.size() < 40) return std::nullopt;
+    std::swap(live_[random % 20], live_.front());
+    const Written old = live_.front();
     live_.pop_front();
-    return oldest;
+    return old;
   }
   std::deque<Written> live() const {
     absl::MutexLock lock(&mutex_);
@@ -67,6 +71,7 @@ TEST(SegmentStoreParallelTest, ReadersSeeWholeRecordsOrNothing) {
   Board board;
   constexpr std::uint64_t kAppends = 400;
   constexpr std::uint64_t kAppenders = 2;
+  constexpr std::uint64_t kGroupMax = 9;
   std::atomic<std::uint64_t> appenders = kAppenders;
   std::atomic<int> wrong = 0;
   std::atomic<int> failed = 0;
@@ -75,13 +80,18 @@ TEST(SegmentStoreParallelTest, ReadersSeeWholeRecordsOrNothing) {
   for (std::uint64_t thread = 0; thread < kAppenders; ++thread) {
     threads.emplace_back([&, thread] {
       for (std::uint64_t i = 0; i < kAppends; ++i) {
-        const std::uint64_t seed = i * kAppenders + thread;
-        auto record = MakeRecord(RandomText(seed, BytesOf(seed)));
-        const auto at = store->Append(record);
-        if (at.ok()) {
-          board.Add({*at, seed});
-        } else {
+        const std::uint64_t first_seed = (i * kAppenders + thread) * kGroupMax;
+        std::vector<PayloadRecord> records;
+        for (std::uint64_t seed = first_seed; seed <= first_seed + i % kGroupMax; ++seed) {
+          records.push_back(MakeRecord(RandomText(seed, BytesOf(seed))));
+        }
+        const auto places = AppendAll(*store, records);
+        if (!places.ok()) {
           ++failed;
+          continue;
+        }
+        for (std::size_t k = 0; k < places->size(); ++k) {
+          board.Add({(*places)[k], first_seed + k});
         }
       }
       --appenders;
@@ -102,11 +112,15 @@ TEST(SegmentStoreParallelTest, ReadersSeeWholeRecordsOrNothing) {
       }
     });
   }
-  threads.emplace_back([&] {
-    while (appenders > 0) {
-      if (const auto record = board.TakeOldest()) store->Free(record->at);
-    }
-  });
+  // Two, that often free neighbours at the same time.
+  for (std::uint64_t thread = 0; thread < 2; ++thread) {
+    threads.emplace_back([&, thread] {
+      std::mt19937_64 random(thread);
+      while (appenders > 0) {
+        if (const auto record = board.TakeOld(random())) store->Free(record->at);
+      }
+    });
+  }
   threads.emplace_back([&] {
     while (appenders > 0) {
       if (!store->Sync().ok()) ++failed;

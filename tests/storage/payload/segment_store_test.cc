@@ -6,13 +6,18 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "storage/base/byte_reader.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/file_system.h"
+#include "tests/golden/golden_file.h"
 #include "tests/storage/base/faulty_file_system.h"
 #include "tests/storage/base/scratch_folder.h"
 #include "tests/storage/payload/payload_test_support.h"
@@ -24,8 +29,10 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
+using ::testing::UnorderedElementsAreArray;
 
 constexpr std::uint64_t kPage = PayloadLocation::kPageBytes;
+constexpr std::uint64_t kUnit = PayloadLocation::kUnitBytes;
 constexpr char kFolder[] = "data";
 
 SegmentStoreOptions SmallSegments() {
@@ -58,11 +65,58 @@ class SegmentStoreTest : public ::testing::Test {
     EXPECT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
     for (const PayloadLocation& at : live) {
-      EXPECT_TRUE(store_->MarkLive(at).ok()) << at.segment << ":" << at.offset_pages;
+      EXPECT_TRUE(store_->MarkLive(at).ok()) << at.segment << ":" << at.offset_units;
     }
     auto stats = store_->FinishRecovery();
     EXPECT_TRUE(stats.ok()) << stats.status();
     return *std::move(stats);
+  }
+
+  // Records of so many bytes; record i holds RandomText(i, its bytes).
+  static std::vector<PayloadRecord> Group(const std::vector<std::size_t>& sizes) {
+    std::vector<PayloadRecord> records;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      records.push_back(MakeRecord(RandomText(i, sizes[i]), "d"));
+    }
+    return records;
+  }
+  std::vector<PayloadLocation> PutGroup(const std::vector<std::size_t>& sizes) {
+    auto records = Group(sizes);
+    const auto places = AppendAll(*store_, records);
+    EXPECT_TRUE(places.ok()) << places.status();
+    return places.value_or(std::vector<PayloadLocation>(sizes.size()));
+  }
+  // What record i of a group holds.
+  static std::string TextOfGroup(std::size_t i, const std::vector<PayloadLocation>& places) {
+    return RandomText(i, places[i].record_bytes - 128);
+  }
+
+  // What a scan finds; the store is closed.
+  std::vector<PayloadLocation> Scanned() {
+    store_.reset();
+    auto store = OpenSegmentStore(files_, kFolder, SmallSegments());
+    EXPECT_TRUE(store.ok()) << store.status();
+    std::vector<PayloadLocation> found;
+    EXPECT_TRUE(
+        (*store)
+            ->Scan([&](const PayloadLocation& at, std::string_view) { found.push_back(at); })
+            .ok());
+    return found;
+  }
+
+  // A folder with segment 7, as a file of tests/golden has it, and nothing else.
+  void InstallSegment(const std::string& golden) {
+    store_.reset();
+    for (const std::string& name : Files()) {
+      ASSERT_TRUE(files_.Remove(absl::StrCat(kFolder, "/", name)).ok());
+    }
+    auto file = files_.Open("data/seg-00000007", FileSystem::Mode::kCreateNew, false);
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE((*file)->Write(0, AsBytes(ReadGolden(golden))).ok());
+  }
+
+  static std::string SegmentPath(const PayloadLocation& at) {
+    return absl::StrFormat("%s/seg-%08u", kFolder, at.segment);
   }
 
   std::vector<std::string> Files() {
@@ -125,9 +179,9 @@ TEST_F(SegmentStoreTest, LocationsThatNameNothingAreDataLoss) {
   std::vector<PayloadLocation> wrong(8, at);
   wrong[0].segment = 0;
   wrong[1].segment = 77;
-  wrong[2].offset_pages = 0;
-  wrong[3].offset_pages += 1;
-  wrong[4].offset_pages = 0xffffffff;
+  wrong[2].offset_units = 0;
+  wrong[3].offset_units += 1;
+  wrong[4].offset_units = 0xffffffff;
   wrong[5].record_bytes = 0;
   wrong[6].record_bytes -= 1;
   wrong[7].record_bytes = 0xffffffff;
@@ -144,11 +198,232 @@ TEST_F(SegmentStoreTest, FreeGivesSpaceBackAtOnceAndTheRecordIsGone) {
   const auto before = store_->Usage();
   store_->Free(first);
   const auto after = store_->Usage();
-  EXPECT_EQ(before.disk_bytes - after.disk_bytes, first.disk_bytes());
+  EXPECT_EQ(before.disk_bytes - after.disk_bytes, 6 * kPage);
   EXPECT_EQ(before.live_bytes - after.live_bytes, first.disk_bytes());
   EXPECT_EQ(files_.AllocatedBytes(), after.disk_bytes);
   EXPECT_TRUE(absl::IsDataLoss(store_->Read(first).status()));
   EXPECT_EQ(Get(second), RandomText(2, 5 * kPage));
+}
+
+// ---- Groups
+
+TEST_F(SegmentStoreTest, RecordsOfAGroupLieBehindEachOther) {
+  const auto places = PutGroup({5000, 100, 4096, 1, 20'000});
+  std::uint64_t unit = kPage / kUnit;
+  for (const PayloadLocation& at : places) {
+    EXPECT_EQ(at.segment, 1u);
+    EXPECT_EQ(at.offset_units, unit);
+    unit += at.disk_bytes() / kUnit;
+  }
+  // The next write starts on a page of its own.
+  const auto next = PutGroup({100, 100});
+  EXPECT_EQ(next[0].offset_units, (unit + 7) / 8 * 8);
+  EXPECT_EQ(next[1].offset_units, next[0].offset_units + 1);
+  for (std::size_t i = 0; i < places.size(); ++i) EXPECT_EQ(Get(places[i]), TextOfGroup(i, places));
+}
+
+TEST_F(SegmentStoreTest, GroupOfSmallRecordsTakesHardlyMoreThanTheirBytes) {
+  const auto places = PutGroup(std::vector<std::size_t>(100, 5000));
+  Reopen(places);
+  const std::uint64_t units = 100 * ((64 + 64 + 5000 + kUnit - 1) / kUnit);
+  EXPECT_EQ(store_->Usage().live_bytes, units * kUnit);
+  EXPECT_EQ(store_->Usage().disk_bytes, 2 * kPage + (units * kUnit + kPage - 1) / kPage * kPage);
+}
+
+TEST_F(SegmentStoreTest, LargestGroupIsOneWrite) {
+  const auto places = PutGroup(std::vector<std::size_t>(PayloadStore::kGroupRecordsMax, 10));
+  EXPECT_EQ(places.back().segment, places.front().segment);
+  EXPECT_EQ(places.back().offset_units,
+            places.front().offset_units + PayloadStore::kGroupRecordsMax - 1);
+  EXPECT_EQ(Get(places[777]), TextOfGroup(777, places));
+}
+
+TEST_F(SegmentStoreTest, GroupLargerThanASegmentGetsItsOwn) {
+  const auto before = PutGroup({100});
+  const auto places = PutGroup(std::vector<std::size_t>(30, 10'000));
+  EXPECT_NE(places.front().segment, before.front().segment);
+  EXPECT_EQ(places.back().segment, places.front().segment);
+  for (std::size_t i = 0; i < places.size(); ++i) EXPECT_EQ(Get(places[i]), TextOfGroup(i, places));
+}
+
+// In every order, the page comes back with its last record, once.
+TEST_F(SegmentStoreTest, PageComesBackWithTheLastOfItsRecords) {
+  std::vector<std::size_t> order(8);
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 30; ++round) {
+    std::shuffle(order.begin(), order.end(), random);
+    // Three units each: a record lies on one page or on two, and ends a page at the eighth.
+    const auto places = PutGroup(std::vector<std::size_t>(8, 1400));
+    std::set<std::size_t> left(order.begin(), order.end());
+    for (const std::size_t i : order) {
+      store_->Free(places[i]);
+      left.erase(i);
+      std::set<std::uint64_t> pages;
+      for (const std::size_t other : left) {
+        const std::uint64_t first = places[other].offset_units - places[0].offset_units;
+        pages.insert({first / 8, (first + 2) / 8});
+        ASSERT_EQ(Get(places[other]), TextOfGroup(other, places));
+      }
+      ASSERT_EQ(files_.BytesOfPages(SegmentPath(places[0]), places[0].offset_units * kUnit, 3),
+                pages.size() * kPage);
+      ASSERT_EQ(store_->Usage().disk_bytes, files_.AllocatedBytes());
+    }
+    EXPECT_EQ(store_->Usage().live_bytes, 0u);
+  }
+}
+
+TEST_F(SegmentStoreTest, RecoveryFreesHalvesOfPages) {
+  const auto places = PutGroup(std::vector<std::size_t>(64, 1400));  // 24 pages
+  files_.KillProcess();
+  // All but one of the first two pages, one in the middle, and nothing of the last ones.
+  Reopen({places[1], places[30]});
+  EXPECT_EQ(store_->Usage().live_bytes, 6 * kUnit);
+  // [3, 6) lies on page 0, [90, 93) on page 11.
+  EXPECT_EQ(store_->Usage().disk_bytes, 4 * kPage);
+  EXPECT_EQ(files_.AllocatedBytes(), 4 * kPage);
+  EXPECT_EQ(Get(places[1]), TextOfGroup(1, places));
+  EXPECT_EQ(Get(places[30]), TextOfGroup(30, places));
+  store_->Free(places[1]);
+  EXPECT_EQ(files_.AllocatedBytes(), 3 * kPage);
+}
+
+TEST_F(SegmentStoreTest, DiskThatIsFullInTheMiddleOfAGroupKeepsNothingOfIt) {
+  for (const bool allocates : {true, false}) {
+    SCOPED_TRACE(allocates);
+    files_.SetAllocates(allocates);
+    const auto before = PutGroup({5000, 5000});
+    Reopen(before);
+    const auto usage = store_->Usage();
+    files_.SetCapacity(files_.AllocatedBytes() + 8 * kPage);
+    auto records = Group(std::vector<std::size_t>(16, 5000));
+    EXPECT_TRUE(absl::IsResourceExhausted(AppendAll(*store_, records).status()));
+    EXPECT_EQ(store_->Usage().live_bytes, usage.live_bytes);
+    ASSERT_TRUE(store_->Sync().ok());
+    EXPECT_EQ(store_->Usage().disk_bytes, files_.AllocatedBytes());
+    EXPECT_LE(files_.AllocatedBytes(), usage.disk_bytes + kPage);
+    // What there is room for goes in afterwards.
+    std::vector<PayloadRecord> fewer;
+    for (int i = 0; i < 4; ++i) fewer.push_back(std::move(records[static_cast<std::size_t>(i)]));
+    const auto places = AppendAll(*store_, fewer);
+    ASSERT_TRUE(places.ok()) << places.status();
+    files_.SetCapacity(FaultyFileSystem::kNoLimit);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(Get((*places)[i]), RandomText(i, 5000));
+    EXPECT_THAT(Scanned(), UnorderedElementsAreArray([&] {
+                  auto all = *places;
+                  all.insert(all.end(), before.begin(), before.end());
+                  return all;
+                }()));
+    Reopen({});
+  }
+}
+
+TEST_F(SegmentStoreTest, FailedWriteOfAGroupLeavesNothing) {
+  const auto before = PutGroup({5000, 5000});
+  files_.TearWrites(1);
+  auto records = Group(std::vector<std::size_t>(16, 5000));
+  EXPECT_TRUE(absl::IsUnavailable(AppendAll(*store_, records).status()));
+  EXPECT_EQ(store_->Usage().disk_bytes, files_.AllocatedBytes());
+  const auto again = AppendAll(*store_, records);
+  ASSERT_TRUE(again.ok()) << again.status();
+  for (std::size_t i = 0; i < 16; ++i) EXPECT_EQ(Get((*again)[i]), RandomText(i, 5000));
+  auto all = *again;
+  all.insert(all.end(), before.begin(), before.end());
+  EXPECT_THAT(Scanned(), UnorderedElementsAreArray(all));
+}
+
+// Whatever is torn in a loss of power lies on pages of its own.
+TEST_F(SegmentStoreTest, TornGroupsDamageNoSyncedRecord) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    std::vector<PayloadLocation> synced;
+    for (int group = 0; group < 4; ++group) {
+      const auto places = PutGroup(std::vector<std::size_t>(1 + random() % 9, 700));
+      synced.insert(synced.end(), places.begin(), places.end());
+    }
+    ASSERT_TRUE(store_->Sync().ok());
+    for (int group = 0; group < 4; ++group) {
+      PutGroup(std::vector<std::size_t>(1 + random() % 9, 700));
+      // Half of a page's records; their page stays.
+      const std::size_t at = random() % synced.size();
+      store_->Free(synced[at]);
+      synced.erase(synced.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    files_.LosePower(random);
+    Reopen(synced);
+    for (const PayloadLocation& at : synced) {
+      EXPECT_TRUE(store_->Read(at).ok()) << at.segment << ":" << at.offset_units;
+    }
+    Reopen({});
+  }
+}
+
+TEST_F(SegmentStoreTest, ScanFindsTheOtherRecordsOfADamagedGroup) {
+  const auto places = PutGroup(std::vector<std::size_t>(9, 1000));
+  store_.reset();
+  auto file = files_.Open("data/seg-00000001", FileSystem::Mode::kReadWrite, false);
+  for (const std::size_t i : {2u, 3u, 7u}) {
+    ASSERT_TRUE((*file)->Write(places[i].offset_units * kUnit, AsBytes(RandomText(i, kUnit))).ok());
+  }
+  EXPECT_THAT(Scanned(),
+              ElementsAre(places[0], places[1], places[4], places[5], places[6], places[8]));
+}
+
+// The heads of freed records stay on pages that they share with others.
+TEST_F(SegmentStoreTest, ScanPassesFreedRecordsWhosePagesAreHoles) {
+  const auto places = PutGroup({1000, 20'000, 1000, 20'000, 1000, 1000});
+  store_->Free(places[1]);
+  store_->Free(places[3]);
+  EXPECT_THAT(Scanned(), ElementsAre(places[0], places[2], places[4], places[5]));
+}
+
+TEST_F(SegmentStoreTest, RecordsOfVersion1AreServedAndFreed) {
+  const PayloadLocation old{7, 8, 1128};
+  for (const bool scans : {false, true}) {
+    SCOPED_TRACE(scans);
+    InstallSegment("v1/record.bin");
+    auto store = OpenSegmentStore(files_, kFolder, SmallSegments());
+    ASSERT_TRUE(store.ok()) << store.status();
+    store_ = *std::move(store);
+    if (scans) {
+      std::vector<PayloadLocation> found;
+      ASSERT_TRUE(store_
+                      ->Scan([&](const PayloadLocation& at, std::string_view descriptor) {
+                        EXPECT_EQ(descriptor, "golden descriptor");
+                        found.push_back(at);
+                      })
+                      .ok());
+      EXPECT_THAT(found, ElementsAre(old));
+    }
+    ASSERT_TRUE(store_->MarkLive(old).ok());
+    ASSERT_TRUE(store_->FinishRecovery().ok());
+    const auto payload = store_->Read(old);
+    ASSERT_TRUE(payload.ok()) << payload.status();
+    EXPECT_EQ(payload->view.size(), 1000u);
+    EXPECT_EQ(AsText(payload->descriptor), "golden descriptor");
+    // STORE, and the segment's two pages.
+    EXPECT_EQ(files_.AllocatedBytes(), 3 * kPage);
+    const auto next = Put("new");
+    EXPECT_EQ(next.segment, 8u);
+    store_->Free(old);
+    ASSERT_TRUE(store_->Sync().ok());
+    EXPECT_THAT(Files(), UnorderedElementsAre("STORE", "seg-00000008"));
+    EXPECT_EQ(Get(next), "new");
+    EXPECT_EQ(store_->Usage().disk_bytes, files_.AllocatedBytes());
+  }
+}
+
+TEST_F(SegmentStoreTest, GoldenGroupIsServed) {
+  InstallSegment("v2/record.bin");
+  const PayloadLocation first{7, 8, 1128};
+  const PayloadLocation second{7, 11, 3128};
+  EXPECT_THAT(Scanned(), ElementsAre(first, second));
+  Reopen({first, second});
+  EXPECT_EQ(store_->Read(first).value().view.size(), 1000u);
+  EXPECT_EQ(store_->Read(second).value().view.size(), 3000u);
+  store_->Free(first);
+  EXPECT_EQ(store_->Read(second).value().view.size(), 3000u);
 }
 
 TEST_F(SegmentStoreTest, FreeingTwiceCountsOnce) {
@@ -181,7 +456,7 @@ TEST_F(SegmentStoreTest, SegmentNumbersAreNeverUsedTwice) {
     std::vector<PayloadLocation> places;
     for (int i = 0; i < 20; ++i) {
       places.push_back(Put(RandomText(1, 9 * kPage)));
-      EXPECT_TRUE(starts.insert({places.back().segment, places.back().offset_pages}).second);
+      EXPECT_TRUE(starts.insert({places.back().segment, places.back().offset_units}).second);
     }
     if (round % 2 == 0) {
       ASSERT_TRUE(store_->Sync().ok());
@@ -217,7 +492,7 @@ TEST_F(SegmentStoreTest, DiskBytesIsWhatIsAllocated) {
 
 TEST_F(SegmentStoreTest, ReopenedStoreHoldsNothingBesideItsRecords) {
   std::vector<PayloadLocation> places;
-  for (int i = 0; i < 30; ++i) places.push_back(Put(RandomText(1, 9 * kPage)));
+  for (int i = 0; i < 30; ++i) places.push_back(Put(RandomText(1, 9 * kPage - 128)));
   const auto stats = Reopen(places);
   EXPECT_EQ(stats.unreferenced_bytes, 0u);
   EXPECT_THAT(stats.notes, IsEmpty());
@@ -236,7 +511,7 @@ TEST_F(SegmentStoreTest, AppendsGoToANewSegmentAfterReopen) {
 
 TEST_F(SegmentStoreTest, RecoveryFreesWhatNobodyNames) {
   std::vector<PayloadLocation> places;
-  for (std::uint64_t i = 0; i < 40; ++i) places.push_back(Put(RandomText(i, 7 * kPage)));
+  for (std::uint64_t i = 0; i < 40; ++i) places.push_back(Put(RandomText(i, 7 * kPage - 128)));
   files_.KillProcess();
   std::vector<PayloadLocation> live;
   for (std::size_t i = 0; i < places.size(); i += 3) live.push_back(places[i]);
@@ -248,7 +523,7 @@ TEST_F(SegmentStoreTest, RecoveryFreesWhatNobodyNames) {
   EXPECT_EQ(usage.disk_bytes, files_.AllocatedBytes());
   for (std::size_t i = 0; i < places.size(); ++i) {
     if (i % 3 == 0) {
-      EXPECT_EQ(Get(places[i]), RandomText(i, 7 * kPage));
+      EXPECT_EQ(Get(places[i]), RandomText(i, 7 * kPage - 128));
     } else {
       EXPECT_TRUE(absl::IsDataLoss(store_->Read(places[i]).status()));
     }
@@ -274,7 +549,7 @@ TEST_F(SegmentStoreTest, MarkLiveKnowsWhatExists) {
   elsewhere.segment = 9;
   EXPECT_TRUE(absl::IsNotFound((*store)->MarkLive(elsewhere)));
   elsewhere = at;
-  elsewhere.offset_pages = 60;
+  elsewhere.offset_units = 60 * 8;
   EXPECT_TRUE(absl::IsNotFound((*store)->MarkLive(elsewhere)));
   EXPECT_TRUE((*store)->MarkLive(at).ok());
   EXPECT_TRUE(absl::IsDataLoss((*store)->MarkLive(at)));
@@ -310,7 +585,7 @@ TEST_F(SegmentStoreTest, ScanGoesOnBehindDamage) {
   auto file = files_.Open("data/seg-00000001", FileSystem::Mode::kReadWrite, false);
   ASSERT_TRUE(file.ok());
   const std::string noise = RandomText(9, kPage);
-  ASSERT_TRUE((*file)->Write(places[2].offset_pages * kPage, AsBytes(noise)).ok());
+  ASSERT_TRUE((*file)->Write(places[2].offset_units * kUnit, AsBytes(noise)).ok());
 
   auto store = OpenSegmentStore(files_, kFolder, SmallSegments());
   ASSERT_TRUE(store.ok());
@@ -328,14 +603,14 @@ TEST_F(SegmentStoreTest, ScanIgnoresRecordsInsideOfPayloads) {
   ASSERT_TRUE(file.ok());
   std::string image(inner.disk_bytes(), '\0');
   ASSERT_TRUE(
-      (*file)->Read(inner.offset_pages * kPage, std::as_writable_bytes(std::span(image))).ok());
+      (*file)->Read(inner.offset_units * kUnit, std::as_writable_bytes(std::span(image))).ok());
   // So placed that the image starts on a page of the file.
   std::string payload(kPage - PayloadRecord::kHeaderBytes, 'x');
   payload += image;
   const auto outer = Put(payload, "");
   store_.reset();
   file = files_.Open("data/seg-00000001", FileSystem::Mode::kReadWrite, false);
-  ASSERT_TRUE((*file)->Write(outer.offset_pages * kPage, AsBytes(std::string(64, 'd'))).ok());
+  ASSERT_TRUE((*file)->Write(outer.offset_units * kUnit, AsBytes(std::string(64, 'd'))).ok());
 
   auto store = OpenSegmentStore(files_, kFolder, SmallSegments());
   ASSERT_TRUE(store.ok());
@@ -358,9 +633,9 @@ TEST_F(SegmentStoreTest, StaleAndForeignCopiesAreDataLoss) {
   // The other store's record, at the same place of a file with the same name.
   auto foreign = others.Open("data/seg-00000001", FileSystem::Mode::kReadOnly, false);
   std::vector<std::byte> bytes(at.disk_bytes());
-  ASSERT_TRUE((*foreign)->Read(at.offset_pages * kPage, bytes).ok());
+  ASSERT_TRUE((*foreign)->Read(at.offset_units * kUnit, bytes).ok());
   auto own = files_.Open("data/seg-00000001", FileSystem::Mode::kReadWrite, false);
-  ASSERT_TRUE((*own)->Write(at.offset_pages * kPage, bytes).ok());
+  ASSERT_TRUE((*own)->Write(at.offset_units * kUnit, bytes).ok());
   Reopen({at});
   EXPECT_TRUE(absl::IsDataLoss(store_->Read(at).status()));
 }

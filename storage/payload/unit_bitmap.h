@@ -8,13 +8,16 @@
 
 namespace kvtrie {
 
-// A set of page numbers, one bit each; grows as pages are added.
-class PageBitmap {
+// A set of unit numbers, one bit each: memory for all up to the largest one that was ever in it.
+class UnitBitmap {
  public:
   struct Range {
     std::uint64_t first = 0;
     std::uint64_t end = 0;
   };
+
+  // Takes memory for units below `end` at once, where growing would take up to twice as much.
+  void Reserve(std::uint64_t end) { words_.reserve((end + kWordBits - 1) / kWordBits); }
 
   void Add(const Range& range) {
     words_.resize(std::max<std::size_t>(words_.size(), (range.end + kWordBits - 1) / kWordBits));
@@ -41,7 +44,7 @@ class PageBitmap {
     return any;
   }
 
-  // Behind the last page that is in the set; 0 when it is empty.
+  // Behind the last unit that is in the set; 0 when it is empty.
   std::uint64_t End() const {
     for (std::size_t word = words_.size(); word > 0; --word) {
       if (words_[word - 1] != 0) {
@@ -51,7 +54,7 @@ class PageBitmap {
     return 0;
   }
 
-  // The first run of pages outside the set at or after `from`, cut at `end`; empty when there is
+  // The first run of units outside the set at or after `from`, cut at `end`; empty when there is
   // none.
   Range NextGap(std::uint64_t from, std::uint64_t end) const {
     const std::uint64_t first = std::min(FindNext(from, false), end);
@@ -65,17 +68,17 @@ class PageBitmap {
 
   template <typename Visit>
   static void ForEachWord(const Range& range, Visit visit) {
-    for (std::uint64_t page = range.first; page < range.end;) {
-      const std::uint64_t bit = page % kWordBits;
-      const std::uint64_t count = std::min(kWordBits - bit, range.end - page);
+    for (std::uint64_t unit = range.first; unit < range.end;) {
+      const std::uint64_t bit = unit % kWordBits;
+      const std::uint64_t count = std::min(kWordBits - bit, range.end - unit);
       const std::uint64_t ones =
           count == kWordBits ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
-      visit(static_cast<std::size_t>(page / kWordBits), ones << bit);
-      page += count;
+      visit(static_cast<std::size_t>(unit / kWordBits), ones << bit);
+      unit += count;
     }
   }
 
-  // The first page at or after `from` that is in the set (or is not); behind the last word none is.
+  // The first unit at or after `from` that is in the set (or is not); behind the last word none is.
   std::uint64_t FindNext(std::uint64_t from, bool in_set) const {
     const std::uint64_t limit = words_.size() * kWordBits;
     while (from < limit) {

@@ -1,4 +1,4 @@
-#include "storage/payload/page_bitmap.h"
+#include "storage/payload/unit_bitmap.h"
 
 #include <gtest/gtest.h>
 
@@ -9,45 +9,45 @@
 namespace kvtrie {
 namespace {
 
-TEST(PageBitmapTest, AgreesWithASetOfNumbers) {
+TEST(UnitBitmapTest, AgreesWithASetOfNumbers) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
-    PageBitmap bitmap;
+    UnitBitmap bitmap;
     std::set<std::uint64_t> set;
     for (int step = 0; step < 200; ++step) {
       const std::uint64_t first = random() % 300;
-      const PageBitmap::Range range{first, first + 1 + random() % 150};
+      const UnitBitmap::Range range{first, first + 1 + random() % 150};
       bool all = true;
       bool any = false;
-      for (std::uint64_t page = range.first; page < range.end; ++page) {
-        all = all && set.contains(page);
-        any = any || set.contains(page);
+      for (std::uint64_t unit = range.first; unit < range.end; ++unit) {
+        all = all && set.contains(unit);
+        any = any || set.contains(unit);
       }
       ASSERT_EQ(bitmap.HoldsAll(range), all);
       ASSERT_EQ(bitmap.HoldsAny(range), any);
       if (random() % 2 == 0) {
         bitmap.Add(range);
-        for (std::uint64_t page = range.first; page < range.end; ++page) set.insert(page);
+        for (std::uint64_t unit = range.first; unit < range.end; ++unit) set.insert(unit);
       } else {
         bitmap.Remove(range);
         set.erase(set.lower_bound(range.first), set.lower_bound(range.end));
       }
       ASSERT_EQ(bitmap.End(), set.empty() ? 0 : *set.rbegin() + 1);
-      std::uint64_t page = 0;
+      std::uint64_t unit = 0;
       constexpr std::uint64_t kEnd = 500;
       for (auto gap = bitmap.NextGap(0, kEnd); gap.first < gap.end;
            gap = bitmap.NextGap(gap.end, kEnd)) {
-        for (; page < gap.first; ++page) ASSERT_TRUE(set.contains(page));
-        for (; page < gap.end; ++page) ASSERT_FALSE(set.contains(page));
+        for (; unit < gap.first; ++unit) ASSERT_TRUE(set.contains(unit));
+        for (; unit < gap.end; ++unit) ASSERT_FALSE(set.contains(unit));
       }
-      for (; page < kEnd; ++page) ASSERT_TRUE(set.contains(page));
+      for (; unit < kEnd; ++unit) ASSERT_TRUE(set.contains(unit));
     }
   }
 }
 
-TEST(PageBitmapTest, EmptyHoldsNothing) {
-  const PageBitmap bitmap;
+TEST(UnitBitmapTest, EmptyHoldsNothing) {
+  const UnitBitmap bitmap;
   EXPECT_EQ(bitmap.End(), 0u);
   EXPECT_FALSE(bitmap.HoldsAny({0, 1000}));
   EXPECT_FALSE(bitmap.HoldsAll({0, 1}));
