@@ -88,7 +88,7 @@ LloydMaxCodebook MakeLloydMaxCodebook(std::uint32_t dim, std::uint32_t bits) {
     book.codewords.push_back(static_cast<float>(std::nearbyint(word * 0x1p20) * 0x1p-20));
   }
   for (std::size_t i = 1; i < count; ++i) {
-    book.bounds.push_back(static_cast<float>((words[i - 1] + words[i]) / 2));
+    book.bounds.push_back((book.codewords[i - 1] + book.codewords[i]) / 2);
   }
   return book;
 }
