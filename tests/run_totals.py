@@ -17,6 +17,7 @@ _FILES = {
     "test-asan": "asan.xml",
     "test-tsan": "tsan.xml",
     "test-model": "model.xml",
+    "test-python": "python.xml",
     "crash": "crash.xml",
 }
 _RECORDED = {"fuzz", "peers"}

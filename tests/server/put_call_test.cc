@@ -280,7 +280,7 @@ TEST_F(PutCallTest, WritersWaitForMemoryAndAllFinish) {
     });
   }
   for (std::thread& writer : writers) writer.join();
-  EXPECT_EQ(Held(), 0u);
+  AwaitTrue([this] { return Held() == 0; });
 }
 
 TEST_F(PutCallTest, TooManyStreamsAreUnavailable) {

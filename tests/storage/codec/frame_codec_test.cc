@@ -189,8 +189,12 @@ TEST_P(FrameCodecShapesTest, EveryShapeIsCodedOrFallsBack) {
       const FrameToDecode to_decode = {.frame = *frame, .tokens = tokens, .raw = restored};
       const absl::Status status = codec.Decode({&to_decode, 1});
       ASSERT_TRUE(status.ok()) << status;
-      if (quality != Quality::kUnrated) ASSERT_EQ(frame->quality(), Quality::kExact);
-      if (frame->quality() == Quality::kExact) ASSERT_EQ(restored, raw);
+      if (quality != Quality::kUnrated) {
+        ASSERT_EQ(frame->quality(), Quality::kExact);
+      }
+      if (frame->quality() == Quality::kExact) {
+        ASSERT_EQ(restored, raw);
+      }
     }
   }
 }
