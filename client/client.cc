@@ -158,8 +158,7 @@ absl::StatusOr<ModelHandle> Client::RegisterModel(const ModelSpec& spec) {
   if (response.raw_block_bytes() != model->geometry.raw_block_bytes()) {
     return absl::FailedPreconditionError("client and server disagree about the size of a block");
   }
-  const ProfileId profile =
-      ProfileId::FromBytes(response.profile_id()).value_or(ProfileId{});
+  const ProfileId profile = ProfileId::FromBytes(response.profile_id()).value_or(ProfileId{});
   absl::MutexLock lock(&mutex_);
   models_[*id] = std::move(model);
   newest_profiles_[*id] = {profile, std::chrono::steady_clock::now()};
@@ -178,10 +177,10 @@ absl::StatusOr<v1::ProfileEntry> Client::PutProfile(std::span<const std::byte> p
       if (entry.profile_id() == id.view()) return entry;
     }
   }
-  return RepeatedBulk<v1::ProfileEntry>(
-      Deadline::After(options_.bulk_timeout), [&](Deadline deadline, int attempt) {
-        return PutProfileAttempt(profile, id, deadline, attempt);
-      });
+  return RepeatedBulk<v1::ProfileEntry>(Deadline::After(options_.bulk_timeout),
+                                        [&](Deadline deadline, int attempt) {
+                                          return PutProfileAttempt(profile, id, deadline, attempt);
+                                        });
 }
 
 absl::StatusOr<v1::ProfileEntry> Client::PutProfileAttempt(std::span<const std::byte> profile,
@@ -232,9 +231,8 @@ absl::StatusOr<std::vector<std::byte>> Client::GetProfile(const ProfileId& id) {
 }
 
 absl::StatusOr<std::vector<std::byte>> Client::GetProfile(const ProfileId& id, Deadline deadline) {
-  return RepeatedBulk<std::vector<std::byte>>(deadline, [&](Deadline until, int attempt) {
-    return GetProfileAttempt(id, until, attempt);
-  });
+  return RepeatedBulk<std::vector<std::byte>>(
+      deadline, [&](Deadline until, int attempt) { return GetProfileAttempt(id, until, attempt); });
 }
 
 absl::StatusOr<std::vector<std::byte>> Client::GetProfileAttempt(const ProfileId& id,
@@ -373,14 +371,11 @@ absl::StatusOr<std::shared_ptr<const FrameCodec>> Client::CodecFor(const KnownMo
                                                                    const ModelId& id,
                                                                    const ProfileId& profile,
                                                                    Deadline deadline) {
-  return codecs_.Get(model.spec, id, profile,
-                     [&]() -> absl::StatusOr<CodecCache::ProfileBytes> {
-                       KV_ASSIGN_OR_RETURN(std::vector<std::byte> bytes,
-                                           GetProfile(profile, deadline));
-                       const auto owner =
-                           std::make_shared<const std::vector<std::byte>>(std::move(bytes));
-                       return CodecCache::ProfileBytes{owner, *owner};
-                     });
+  return codecs_.Get(model.spec, id, profile, [&]() -> absl::StatusOr<CodecCache::ProfileBytes> {
+    KV_ASSIGN_OR_RETURN(std::vector<std::byte> bytes, GetProfile(profile, deadline));
+    const auto owner = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+    return CodecCache::ProfileBytes{owner, *owner};
+  });
 }
 
 bool Client::DecodesHere(const KnownModel* model, std::span<const FetchTarget> targets,
@@ -534,8 +529,8 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
 
   std::vector<std::shared_ptr<const FrameCodec>> codecs;
   for (const PutPath& path : paths) codecs.push_back(EncoderFor(path, deadline));
-  const bool encodes = std::any_of(codecs.begin(), codecs.end(),
-                                   [](const auto& codec) { return codec != nullptr; });
+  const bool encodes =
+      std::any_of(codecs.begin(), codecs.end(), [](const auto& codec) { return codec != nullptr; });
 
   // By shared memory a path travels in pieces that fit into one request; each is a put of its own.
   bool use_lane = !encodes && UseLane();
@@ -569,8 +564,7 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
       refused[i] = std::make_unique<PutReport>();
       refused[i]->blocks.resize(paths[i].blocks.size());
       for (PutBlockReport& block : refused[i]->blocks) {
-        block.status =
-            absl::FailedPreconditionError("the model was not registered by this client");
+        block.status = absl::FailedPreconditionError("the model was not registered by this client");
       }
       puts.push_back(nullptr);
       continue;
