@@ -171,12 +171,6 @@ absl::StatusOr<v1::ProfileEntry> Client::PutProfile(std::span<const std::byte> p
   ProfileDigest digest;
   digest.Add(profile);
   const ProfileId id = digest.Finish();
-  // Storing one makes room for it first; what is there already needs none.
-  if (const auto stored = ListProfiles(); stored.ok()) {
-    for (const v1::ProfileEntry& entry : stored->profiles()) {
-      if (entry.profile_id() == id.view()) return entry;
-    }
-  }
   return RepeatedBulk<v1::ProfileEntry>(Deadline::After(options_.bulk_timeout),
                                         [&](Deadline deadline, int attempt) {
                                           return PutProfileAttempt(profile, id, deadline, attempt);

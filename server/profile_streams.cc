@@ -80,9 +80,9 @@ absl::Status ProfilePutStream::Append() {
   KV_RETURN_IF_ERROR(
       CheckPutProfile(request, payload.size(), /*is_first=*/upload_ == nullptr, received_bytes_));
   if (upload_ == nullptr) {
-    expected_id_ = request.expected_profile_id();
-    KV_ASSIGN_OR_RETURN(upload_,
-                        context_.engine.BeginProfile(kBuiltInTenant, request.total_bytes()));
+    KV_ASSIGN_OR_RETURN(upload_, context_.engine.BeginProfile(
+                                     kBuiltInTenant, request.total_bytes(),
+                                     IdFromProto<ProfileId>(request.expected_profile_id())));
   }
   context_.metrics.Received(payload.size());
   std::size_t begin = 0;
@@ -110,7 +110,7 @@ void ProfilePutStream::Commit() {
     FinishWith(absl::CancelledError("cancelled by the client"));
     return;
   }
-  auto profile = upload_->Commit(IdFromProto<ProfileId>(expected_id_));
+  auto profile = upload_->Commit();
   upload_.reset();
   if (!profile.ok()) {
     FinishWith(profile.status());

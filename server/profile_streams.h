@@ -61,7 +61,6 @@ class ProfilePutStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   // Of whoever works on the message: gRPC while it is read, a thread of the engine after that.
   grpc::ByteBuffer message_;
   std::unique_ptr<Engine::ProfileUpload> upload_;
-  std::string expected_id_;
   std::uint64_t received_bytes_ = 0;
 
   absl::Mutex mutex_;

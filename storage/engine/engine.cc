@@ -817,10 +817,11 @@ std::optional<LoadedFrame> Engine::TryReadFrame(const StoredFrame& frame, ReadAs
 }
 void Engine::ReadFrame(const StoredFrame& frame, ReadAs as,
                        std::function<void(absl::StatusOr<LoadedFrame>)> on_read) {
-  core_->ReadFrames({&frame, 1}, as,
-                    [on_read = std::move(on_read)](std::size_t, absl::StatusOr<LoadedFrame> loaded) {
-                      on_read(std::move(loaded));
-                    });
+  core_->ReadFrames(
+      {&frame, 1}, as,
+      [on_read = std::move(on_read)](std::size_t, absl::StatusOr<LoadedFrame> loaded) {
+        on_read(std::move(loaded));
+      });
 }
 void Engine::ReadFrames(std::span<const StoredFrame> frames, ReadAs as, OnFrameRead on_read) {
   core_->ReadFrames(frames, as, std::move(on_read));
@@ -855,8 +856,8 @@ absl::StatusOr<RetentionChange> Engine::SetRetention(TenantId tenant, const Sele
   return core_->SetRetention(tenant, selection, ttl, priority, level);
 }
 absl::StatusOr<std::unique_ptr<Engine::ProfileUpload>> Engine::BeginProfile(
-    TenantId tenant, std::uint64_t total_bytes) {
-  return core_->BeginProfile(tenant, total_bytes);
+    TenantId tenant, std::uint64_t total_bytes, const ProfileId& expected) {
+  return core_->BeginProfile(tenant, total_bytes, expected);
 }
 absl::StatusOr<std::unique_ptr<ProfileStore::Reader>> Engine::OpenProfile(const ProfileId& id) {
   return core_->profiles_->OpenToRead(id);

@@ -269,12 +269,14 @@ class Engine {
    public:
     virtual ~ProfileUpload() = default;
     virtual absl::Status Append(std::span<const std::byte> bytes) = 0;
-    // `expected`: its id, or zero. FailedPrecondition: it has another one.
-    virtual absl::StatusOr<StoredProfile> Commit(const ProfileId& expected) = 0;
+    // FailedPrecondition: it has another id than was expected.
+    virtual absl::StatusOr<StoredProfile> Commit() = 0;
   };
-  // Makes room for it. InvalidArgument: no profile is of this size. May block.
+  // `expected`: its id, or zero. Makes room for it, unless it is stored already. InvalidArgument:
+  // no profile is of this size. May block.
   absl::StatusOr<std::unique_ptr<ProfileUpload>> BeginProfile(TenantId tenant,
-                                                              std::uint64_t total_bytes);
+                                                              std::uint64_t total_bytes,
+                                                              const ProfileId& expected);
   absl::StatusOr<std::unique_ptr<ProfileStore::Reader>> OpenProfile(const ProfileId& id);
   std::vector<StoredProfile> ListProfiles(TenantId tenant) const;  // newest first
   // FailedPrecondition: stored frames name it. May block.

@@ -138,7 +138,8 @@ class Engine::Core {
 
   // --- engine_profiles.cc ---
   absl::StatusOr<std::unique_ptr<ProfileUpload>> BeginProfile(TenantId tenant,
-                                                              std::uint64_t total_bytes);
+                                                              std::uint64_t total_bytes,
+                                                              const ProfileId& expected);
   void DescribeProfile(TenantId tenant, StoredProfile* profile);
   std::vector<StoredProfile> ListProfiles(TenantId tenant);
   absl::Status DeleteProfile(const ProfileId& id);

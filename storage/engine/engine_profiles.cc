@@ -1,8 +1,10 @@
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/status_macros.h"
 #include "storage/engine/engine_core.h"
+#include "storage/kv/profile_digest.h"
 
 namespace kvtrie {
 
@@ -10,8 +12,12 @@ namespace kvtrie {
 class ProfileUploadHandle final : public Engine::ProfileUpload {
  public:
   ProfileUploadHandle(Engine::Core& core, TenantId tenant, std::uint64_t reserved_bytes,
-                      std::unique_ptr<ProfileStore::Upload> upload)
-      : core_(core), tenant_(tenant), reserved_bytes_(reserved_bytes), upload_(std::move(upload)) {}
+                      const ProfileId& expected, std::unique_ptr<ProfileStore::Upload> upload)
+      : core_(core),
+        tenant_(tenant),
+        reserved_bytes_(reserved_bytes),
+        expected_(expected),
+        upload_(std::move(upload)) {}
   ~ProfileUploadHandle() override {
     upload_.reset();
     core_.reserved_bytes_ -= reserved_bytes_;
@@ -19,8 +25,8 @@ class ProfileUploadHandle final : public Engine::ProfileUpload {
 
   absl::Status Append(std::span<const std::byte> bytes) override { return upload_->Append(bytes); }
 
-  absl::StatusOr<StoredProfile> Commit(const ProfileId& expected) override {
-    KV_ASSIGN_OR_RETURN(ProfileInfo info, upload_->Commit(expected, core_.clock_.UnixSeconds()));
+  absl::StatusOr<StoredProfile> Commit() override {
+    KV_ASSIGN_OR_RETURN(ProfileInfo info, upload_->Commit(expected_, core_.clock_.UnixSeconds()));
     StoredProfile profile{.info = std::move(info), .models = {}, .frames = 0};
     core_.DescribeProfile(tenant_, &profile);
     return profile;
@@ -30,15 +36,50 @@ class ProfileUploadHandle final : public Engine::ProfileUpload {
   Engine::Core& core_;
   const TenantId tenant_;
   const std::uint64_t reserved_bytes_;
+  const ProfileId expected_;
   std::unique_ptr<ProfileStore::Upload> upload_;
 };
 
+// Of a profile that is stored already: its bytes are checked, and nothing is written.
+class KnownProfileUpload final : public Engine::ProfileUpload {
+ public:
+  KnownProfileUpload(Engine::Core& core, TenantId tenant, const ProfileId& expected)
+      : core_(core), tenant_(tenant), expected_(expected) {}
+
+  absl::Status Append(std::span<const std::byte> bytes) override {
+    digest_.Add(bytes);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StoredProfile> Commit() override {
+    const ProfileId id = digest_.Finish();
+    if (id != expected_) return UnexpectedProfile(id);
+    std::optional<ProfileInfo> info = core_.profiles_->Find(id);
+    if (!info) {
+      return absl::UnavailableError(
+          absl::StrCat("profile ", id.ToHex(), " was removed meanwhile; put it again"));
+    }
+    StoredProfile profile{.info = *std::move(info), .models = {}, .frames = 0};
+    core_.DescribeProfile(tenant_, &profile);
+    return profile;
+  }
+
+ private:
+  Engine::Core& core_;
+  const TenantId tenant_;
+  const ProfileId expected_;
+  ProfileDigest digest_;
+};
+
 absl::StatusOr<std::unique_ptr<Engine::ProfileUpload>> Engine::Core::BeginProfile(
-    TenantId tenant, std::uint64_t total_bytes) {
+    TenantId tenant, std::uint64_t total_bytes, const ProfileId& expected) {
   if (draining_) return absl::UnavailableError("the server is draining");
   if (total_bytes < kProfileBytesMin || total_bytes > kProfileBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("total_bytes: ", total_bytes, "; a profile has ",
                                                    kProfileBytesMin, " to ", kProfileBytesMax));
+  }
+  if (profiles_->Find(expected)) {
+    return std::make_unique<KnownProfileUpload>(*this, tenant, expected);
   }
   KV_RETURN_IF_ERROR(MakeRoom(total_bytes));
   auto upload = profiles_->Begin(total_bytes);
@@ -46,7 +87,8 @@ absl::StatusOr<std::unique_ptr<Engine::ProfileUpload>> Engine::Core::BeginProfil
     reserved_bytes_ -= total_bytes;
     return upload.status();
   }
-  return std::make_unique<ProfileUploadHandle>(*this, tenant, total_bytes, *std::move(upload));
+  return std::make_unique<ProfileUploadHandle>(*this, tenant, total_bytes, expected,
+                                               *std::move(upload));
 }
 
 std::vector<StoredProfile> Engine::Core::ListProfiles(TenantId tenant) {

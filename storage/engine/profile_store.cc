@@ -185,6 +185,11 @@ absl::Status ProfileStore::Upload::Flush() {
   return absl::OkStatus();
 }
 
+absl::Status UnexpectedProfile(const ProfileId& id) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("expected_profile_id: the id of these bytes is ", id.ToHex()));
+}
+
 absl::StatusOr<ProfileInfo> ProfileStore::Upload::Commit(const ProfileId& expected,
                                                          std::int64_t now_unix_seconds) {
   if (received_bytes_ != total_bytes_) {
@@ -196,10 +201,7 @@ absl::StatusOr<ProfileInfo> ProfileStore::Upload::Commit(const ProfileId& expect
     return absl::InvalidArgumentError("profile: wrong checksum of the body");
   }
   const ProfileId id = digest_.Finish();
-  if (!expected.empty() && id != expected) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("expected_profile_id: the id of these bytes is ", id.ToHex()));
-  }
+  if (!expected.empty() && id != expected) return UnexpectedProfile(id);
   KV_RETURN_IF_ERROR(file_->SyncData());
   return store_.Publish(*this, {id, *header_, now_unix_seconds});
 }

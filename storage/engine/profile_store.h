@@ -147,4 +147,7 @@ class ProfileStore {
   std::uint64_t damaged_total_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
+// The error of bytes that have this id, where another one was expected.
+absl::Status UnexpectedProfile(const ProfileId& id);
+
 }  // namespace kvtrie

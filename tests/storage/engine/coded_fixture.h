@@ -87,12 +87,12 @@ class CodedFixture : public EngineFixture {
  protected:
   CodedFixture() { decoder_ = fake_decoder_; }
 
-  ProfileId MustPutProfile(std::span<const std::byte> bytes) {
-    auto upload = engine_->BeginProfile(tenant_, bytes.size());
+  ProfileId MustPutProfile(std::span<const std::byte> bytes, const ProfileId& expected = {}) {
+    auto upload = engine_->BeginProfile(tenant_, bytes.size(), expected);
     EXPECT_TRUE(upload.ok()) << upload.status();
     if (!upload.ok()) return {};
     EXPECT_TRUE((*upload)->Append(bytes).ok());
-    auto stored = (*upload)->Commit({});
+    auto stored = (*upload)->Commit();
     EXPECT_TRUE(stored.ok()) << stored.status();
     return stored.ok() ? stored->info.id : ProfileId{};
   }

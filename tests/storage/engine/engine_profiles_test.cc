@@ -130,15 +130,42 @@ TEST_F(EngineProfilesTest, RoomForThemIsMadeOrRefused) {
   options_.disk_limit_bytes = std::uint64_t{64} << 20;
   options_.segment_bytes = std::uint64_t{4} << 20;
   Open();
-  EXPECT_TRUE(
-      absl::IsResourceExhausted(engine_->BeginProfile(tenant_, std::uint64_t{100} << 20).status()));
-  auto upload = engine_->BeginProfile(tenant_, std::uint64_t{35} << 20);
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      engine_->BeginProfile(tenant_, std::uint64_t{100} << 20, {}).status()));
+  auto upload = engine_->BeginProfile(tenant_, std::uint64_t{35} << 20, {});
   ASSERT_TRUE(upload.ok()) << upload.status();
   // What is on its way counts.
-  EXPECT_TRUE(
-      absl::IsResourceExhausted(engine_->BeginProfile(tenant_, std::uint64_t{35} << 20).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      engine_->BeginProfile(tenant_, std::uint64_t{35} << 20, {}).status()));
   upload->reset();
-  EXPECT_TRUE(engine_->BeginProfile(tenant_, std::uint64_t{35} << 20).ok());
+  EXPECT_TRUE(engine_->BeginProfile(tenant_, std::uint64_t{35} << 20, {}).ok());
+}
+
+TEST_F(EngineProfilesTest, OneThatIsStoredTakesNoRoomAgain) {
+  options_.disk_limit_bytes = std::uint64_t{64} << 20;
+  options_.segment_bytes = std::uint64_t{4} << 20;
+  Open();
+  const auto bytes = TestProfile(spec_, 1, 3 << 20);
+  profile_ = MustPutProfile(bytes);
+  // The others take what there is.
+  auto others = engine_->BeginProfile(tenant_, std::uint64_t{50} << 20, {});
+  ASSERT_TRUE(others.ok()) << others.status();
+  const std::uint64_t before = engine_->Stats().disk_bytes;
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      engine_->BeginProfile(tenant_, std::uint64_t{20} << 20, {}).status()));
+  EXPECT_EQ(MustPutProfile(bytes, profile_), profile_);
+  EXPECT_EQ(engine_->Stats().disk_bytes, before);
+
+  // Its name does not make other bytes the same.
+  auto upload = engine_->BeginProfile(tenant_, bytes.size(), profile_);
+  ASSERT_TRUE(upload.ok());
+  ASSERT_TRUE((*upload)->Append(std::span(bytes).first(bytes.size() - 1)).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition((*upload)->Commit().status()));
+
+  upload = engine_->BeginProfile(tenant_, bytes.size(), profile_);
+  ASSERT_TRUE(upload.ok() && (*upload)->Append(bytes).ok());
+  ASSERT_TRUE(engine_->DeleteProfile(profile_).ok());
+  EXPECT_TRUE(absl::IsUnavailable((*upload)->Commit().status()));
 }
 
 TEST_F(EngineProfilesTest, FramesWithoutTheirProfileAreNamedAndServedAsFrames) {
