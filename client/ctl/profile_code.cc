@@ -27,18 +27,21 @@ double SecondsSince(SteadyClock::time_point begin) {
   return std::chrono::duration<double>(SteadyClock::now() - begin).count();
 }
 
+std::size_t TokenBytes(const ModelSpec& spec) {
+  return KvGeometry(spec).raw_block_bytes() / spec.block_tokens;
+}
+
 // Calls copy(block, offset in the block, offset in the run, bytes) for each piece that lies
-// together in both: K or V of one layer. `one`: geometry of blocks of one token. The run may end in
-// the middle of a block.
+// together in both: K or V of one layer. The run may end in the middle of a block.
 template <typename Copy>
-void ForEachPiece(const KvGeometry& one, std::size_t run_tokens, std::size_t block_tokens,
-                  Copy copy) {
-  for (std::uint32_t layer = 0; layer < one.layer_count(); ++layer) {
+void ForEachPiece(const ModelSpec& spec, std::size_t run_tokens, Copy copy) {
+  const KvGeometry geometry(spec);
+  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
     for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
-      const std::size_t begin = one.kind_begin(layer, kind);
-      const std::size_t bytes = one.kind_bytes(layer, kind) * block_tokens;
-      for (std::size_t block = 0; block < run_tokens / block_tokens; ++block) {
-        copy(block, begin * block_tokens, begin * run_tokens + block * bytes, bytes);
+      const std::size_t begin = geometry.kind_begin(layer, kind);
+      const std::size_t bytes = geometry.kind_bytes(layer, kind);
+      for (std::size_t block = 0; block < run_tokens / spec.block_tokens; ++block) {
+        copy(block, begin, begin / spec.block_tokens * run_tokens + block * bytes, bytes);
       }
     }
   }
@@ -77,9 +80,7 @@ absl::StatusOr<std::string> Code(const VerbContext& context) {
   }
   const std::string kv_path = line.Text("kv");
   KV_ASSIGN_OR_RETURN(const MappedFile kv, MappedFile::Open(kv_path));
-  ModelSpec of_one = spec;
-  of_one.block_tokens = 1;
-  const std::size_t bytes = KvGeometry(of_one).raw_block_bytes() * tokens.size();
+  const std::size_t bytes = TokenBytes(spec) * tokens.size();
   if (kv.bytes().size() != bytes) {
     return absl::InvalidArgumentError(absl::StrCat(kv_path, ": has ", kv.bytes().size(),
                                                    " bytes, and KV of ", tokens.size(),
@@ -99,10 +100,7 @@ absl::StatusOr<std::string> Code(const VerbContext& context) {
   }
 
   const std::string level = line.Text("level");
-  Quality quality = Quality::kExact;
-  for (const Quality known : {Quality::kNearExact, Quality::kHigh, Quality::kSmall}) {
-    if (QualityText(known) == level) quality = known;
-  }
+  const Quality quality = LevelFromText(level).value_or(Quality::kExact);
   if (quality != Quality::kExact && !(*codec)->HasLevel(quality)) {
     return absl::InvalidArgumentError(absl::StrCat(profile_path, ": has no level ", level));
   }
@@ -132,6 +130,28 @@ absl::StatusOr<std::string> Code(const VerbContext& context) {
 
 }  // namespace
 
+std::vector<std::vector<std::byte>> BlocksOfRun(const ModelSpec& spec,
+                                                std::span<const std::byte> run) {
+  const std::size_t run_tokens = run.size() / TokenBytes(spec);
+  std::vector<std::vector<std::byte>> blocks(
+      run_tokens / spec.block_tokens, std::vector<std::byte>(KvGeometry(spec).raw_block_bytes()));
+  ForEachPiece(spec, run_tokens,
+               [&](std::size_t b, std::size_t in_block, std::size_t in_run, std::size_t bytes) {
+                 std::memcpy(blocks[b].data() + in_block, run.data() + in_run, bytes);
+               });
+  return blocks;
+}
+
+std::vector<std::byte> RunOfBlocks(const ModelSpec& spec,
+                                   std::span<const std::vector<std::byte>> blocks) {
+  std::vector<std::byte> run(blocks.size() * KvGeometry(spec).raw_block_bytes());
+  ForEachPiece(spec, blocks.size() * spec.block_tokens,
+               [&](std::size_t b, std::size_t in_block, std::size_t in_run, std::size_t bytes) {
+                 std::memcpy(run.data() + in_run, blocks[b].data() + in_block, bytes);
+               });
+  return run;
+}
+
 std::size_t CodedRun::frame_bytes() const {
   return std::accumulate(block_bytes.begin(), block_bytes.end(), std::size_t{0});
 }
@@ -143,21 +163,14 @@ double CodedRun::bits_per_component() const {
 absl::StatusOr<CodedRun> CodeRun(const ModelSpec& spec, const ResidualCodec& codec,
                                  std::span<const TokenId> tokens, std::span<const std::byte> raw,
                                  std::span<const float> importance, Quality quality, int rounds) {
-  ModelSpec of_one = spec;
-  of_one.block_tokens = 1;
-  const KvGeometry one(of_one), geometry(spec);
+  const KvGeometry geometry(spec);
   const std::size_t block_tokens = spec.block_tokens;
   const std::size_t block_count = tokens.size() / block_tokens;
   KV_CHECK(block_count > 0);
-  KV_CHECK(raw.size() == one.raw_block_bytes() * tokens.size());
+  KV_CHECK(raw.size() == TokenBytes(spec) * tokens.size());
 
-  std::vector<std::vector<std::byte>> blocks(block_count,
-                                             std::vector<std::byte>(geometry.raw_block_bytes()));
+  const std::vector<std::vector<std::byte>> blocks = BlocksOfRun(spec, raw);
   std::vector<std::vector<std::byte>> restored = blocks;
-  ForEachPiece(one, tokens.size(), block_tokens,
-               [&](std::size_t b, std::size_t to, std::size_t from, std::size_t bytes) {
-                 std::memcpy(blocks[b].data() + to, raw.data() + from, bytes);
-               });
   std::vector<BlockToEncode> to_encode;
   for (std::size_t b = 0; b < block_count; ++b) {
     to_encode.push_back({.first_position = static_cast<std::uint32_t>(b * block_tokens),
@@ -213,11 +226,7 @@ absl::StatusOr<CodedRun> CodeRun(const ModelSpec& spec, const ResidualCodec& cod
   }
   run.raw_bytes = block_count * geometry.raw_block_bytes();
   run.components = run.raw_bytes / DTypeBytes(spec.dtype);
-  run.restored.resize(run.raw_bytes);
-  ForEachPiece(one, block_count * block_tokens, block_tokens,
-               [&](std::size_t b, std::size_t from, std::size_t to, std::size_t bytes) {
-                 std::memcpy(run.restored.data() + to, restored[b].data() + from, bytes);
-               });
+  run.restored = RunOfBlocks(spec, restored);
   return run;
 }
 

@@ -15,6 +15,13 @@
 
 namespace kvtrie {
 
+// The raw KV of a run of tokens, as one block, cut into blocks of the spec, and back. Tokens behind
+// the last whole block are left out. REQUIRES: whole tokens; blocks of the spec's size.
+std::vector<std::vector<std::byte>> BlocksOfRun(const ModelSpec& spec,
+                                                std::span<const std::byte> run);
+std::vector<std::byte> RunOfBlocks(const ModelSpec& spec,
+                                   std::span<const std::vector<std::byte>> blocks);
+
 // A run of tokens as blocks, coded and restored.
 struct CodedRun {
   std::vector<std::size_t> block_bytes;  // of each block's frame

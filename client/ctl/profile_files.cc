@@ -58,13 +58,6 @@ absl::Status OfSample(const std::string& path, const absl::Status& status) {
   return Bad(path, std::string(what));
 }
 
-std::optional<Quality> QualityFromText(std::string_view text) {
-  for (const Quality quality : {Quality::kNearExact, Quality::kHigh, Quality::kSmall}) {
-    if (QualityText(quality) == text) return quality;
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 void MappedFile::Unmap::operator()(const std::byte* at) const {
@@ -243,7 +236,7 @@ absl::StatusOr<MeasuredFigures> ReadMeasuredFigures(const std::string& path) {
     if (!of_level.is_object()) return Bad(path, name + ": must be an object");
     const auto text = of_level.find("quality");
     const auto quality = text != of_level.end() && text->is_string()
-                             ? QualityFromText(text->get<std::string>())
+                             ? LevelFromText(text->get<std::string>())
                              : std::nullopt;
     if (!quality) return Bad(path, name + ".quality: must be near-exact, high or small");
     ProfileLevel& level = figures.levels.emplace_back();
@@ -319,6 +312,13 @@ absl::StatusOr<std::string> SealProfile(const CodecKey& codec_key, std::string_v
   bytes += body;
   KV_CHECK(ParseProfileHeader(AsBytes(bytes)).ok());
   return bytes;
+}
+
+std::optional<Quality> LevelFromText(std::string_view text) {
+  for (const Quality quality : {Quality::kNearExact, Quality::kHigh, Quality::kSmall}) {
+    if (QualityText(quality) == text) return quality;
+  }
+  return std::nullopt;
 }
 
 std::string_view QualityText(Quality quality) {

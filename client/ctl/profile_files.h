@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -89,5 +90,8 @@ absl::StatusOr<std::string> SealProfile(const CodecKey& codec_key, std::string_v
 
 // As in ReadMeasuredFigures, and "exact".
 std::string_view QualityText(Quality quality);
+
+// "near-exact", "high" or "small"; no value: none of them.
+std::optional<Quality> LevelFromText(std::string_view text);
 
 }  // namespace kvtrie

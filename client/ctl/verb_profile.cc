@@ -1,8 +1,6 @@
 #include "client/ctl/verb_profile.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -14,36 +12,27 @@
 #include "client/ctl/profile_code.h"
 #include "client/ctl/profile_files.h"
 #include "client/ctl/profile_fit.h"
+#include "storage/base/byte_reader.h"
 #include "storage/codec/profile_header.h"
 
 namespace kvtrie {
 namespace {
 
-absl::StatusOr<std::vector<std::byte>> ReadFile(const std::string& name) {
-  std::error_code error;
-  const std::uintmax_t bytes = std::filesystem::file_size(name, error);
-  if (error) return absl::InvalidArgumentError("cannot read " + name + ": " + error.message());
-  if (bytes > kProfileBytesMax) {
-    return absl::InvalidArgumentError(name + " is larger than any profile");
-  }
-  std::vector<std::byte> content(bytes);
-  std::ifstream file(name, std::ios::binary);
-  file.read(reinterpret_cast<char*>(content.data()), static_cast<std::streamsize>(bytes));
-  if (!file) return absl::InvalidArgumentError("cannot read " + name);
-  return content;
-}
-
 ExitCode Put(const VerbContext& context) {
-  const auto content = ReadFile(context.positional(1));
+  const auto content = MappedFile::Open(context.positional(1));
   if (!content.ok()) {
     return context.RefuseUsage("profile put: " + std::string(content.status().message()));
+  }
+  if (content->bytes().size() > kProfileBytesMax) {
+    return context.RefuseUsage("profile put: " + context.positional(1) +
+                               " is larger than any profile");
   }
   if (const auto file = ReadProfileFile(context.positional(1)); file.ok() && file->levels.empty()) {
     return context.RefuseUsage("profile put: " + context.positional(1) +
                                " is a draft: measure its levels, and seal it with `kvtrie profile "
                                "seal`");
   }
-  const auto profile = context.Cache()->PutProfile(*content);
+  const auto profile = context.Cache()->PutProfile(content->bytes());
   if (!profile.ok()) return context.Fail(profile.status());
   if (context.json) {
     context.out << DumpJson(ProfileToJson(*profile)) << "\n";
@@ -56,13 +45,8 @@ ExitCode Put(const VerbContext& context) {
 ExitCode Get(const VerbContext& context, const ProfileId& id) {
   const auto content = context.Cache()->GetProfile(id);
   if (!content.ok()) return context.Fail(content.status());
-  const std::string& name = context.positional(2);
-  std::ofstream file(name, std::ios::binary | std::ios::trunc);
-  file.write(reinterpret_cast<const char*>(content->data()),
-             static_cast<std::streamsize>(content->size()));
-  file.close();
-  if (!file) return context.Fail(absl::UnknownError("cannot write " + name));
-  return ExitCode::kOk;
+  const absl::Status written = WriteFile(context.positional(2), AsText(*content));
+  return written.ok() ? ExitCode::kOk : context.Fail(written);
 }
 
 ExitCode Remove(const VerbContext& context, const ProfileId& id) {

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -19,7 +18,9 @@
 #include <vector>
 
 #include "client/client.h"
+#include "client/ctl/profile_code.h"
 #include "client/ctl/profile_files.h"
+#include "storage/base/byte_reader.h"
 #include "storage/codec/residual_profile.h"
 
 namespace kvtrie {
@@ -37,35 +38,6 @@ template <typename T>
 T OrFail(absl::StatusOr<T> value) {
   if (!value.ok()) Fail(value.status().ToString());
   return *std::move(value);
-}
-
-// The KV of a run of tokens as blocks, and back. Raw order is [layer][K, V][token]...
-template <typename Copy>  // copy(block, offset in the block, offset in the run, bytes)
-void ForEachPiece(const ModelSpec& spec, std::size_t tokens, Copy copy) {
-  ModelSpec run = spec;
-  run.block_tokens = static_cast<std::uint32_t>(tokens);
-  const KvGeometry of_block(spec), of_run(run);
-  for (std::uint32_t layer = 0; layer < of_run.layer_count(); ++layer) {
-    for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
-      const std::size_t bytes = of_block.kind_bytes(layer, kind);
-      for (std::size_t b = 0; b < tokens / spec.block_tokens; ++b) {
-        copy(b, of_block.kind_begin(layer, kind), of_run.kind_begin(layer, kind) + b * bytes,
-             bytes);
-      }
-    }
-  }
-}
-
-void WriteRun(const std::string& path, const ModelSpec& spec, std::size_t tokens,
-              const std::vector<std::vector<std::byte>>& blocks) {
-  std::string kv(blocks.size() * blocks[0].size(), '\0');
-  ForEachPiece(spec, tokens,
-               [&](std::size_t b, std::size_t from, std::size_t to, std::size_t bytes) {
-                 std::memcpy(kv.data() + to, blocks[b].data() + from, bytes);
-               });
-  if (const absl::Status status = WriteFile(path, kv); !status.ok()) {
-    Fail(std::string(status.message()));
-  }
 }
 
 std::string WholeProfile(const ProfileFile& file) {
@@ -90,22 +62,14 @@ int Main(int argc, char** argv) {
   ModelSpec spec = OrFail(ReadModelSpec(flags.at("spec")));
   spec.block_tokens = static_cast<std::uint32_t>(std::stoul(flags.at("block-tokens")));
   const ProfileFile profile = OrFail(ReadProfileFile(flags.at("profile")));
-  Quality level = Quality::kExact;
-  for (const Quality quality : {Quality::kNearExact, Quality::kHigh, Quality::kSmall}) {
-    if (QualityText(quality) == flags.at("level")) level = quality;
-  }
+  const Quality level = LevelFromText(flags.at("level")).value_or(Quality::kExact);
   const MappedFile tokens_file = OrFail(MappedFile::Open(flags.at("tokens")));
   const auto tokens = OrFail(NumbersOf<TokenId>(tokens_file, flags.at("tokens")));
   const MappedFile kv = OrFail(MappedFile::Open(flags.at("kv")));
   const std::size_t block_tokens = spec.block_tokens;
   const std::size_t block_bytes = KvGeometry(spec).raw_block_bytes();
   if (kv.bytes().size() != tokens.size() / block_tokens * block_bytes) Fail("size of --kv");
-  std::vector<std::vector<std::byte>> blocks(tokens.size() / block_tokens,
-                                             std::vector<std::byte>(block_bytes));
-  ForEachPiece(spec, tokens.size(),
-               [&](std::size_t b, std::size_t to, std::size_t from, std::size_t bytes) {
-                 std::memcpy(blocks[b].data() + to, kv.bytes().data() + from, bytes);
-               });
+  const std::vector<std::vector<std::byte>> blocks = BlocksOfRun(spec, kv.bytes());
 
   const auto connect = [&](Coding coding) {
     ClientOptions options;
@@ -189,7 +153,10 @@ int Main(int argc, char** argv) {
   fetch(*reader, "server", false);
   fetch(*reader, "server_layers", true);
 
-  WriteRun(flags.at("out"), spec, tokens.size(), first);
+  const std::vector<std::byte> run = RunOfBlocks(spec, first);
+  if (const absl::Status written = WriteFile(flags.at("out"), AsText(run)); !written.ok()) {
+    Fail(written.ToString());
+  }
   std::cout << result << std::endl;
   return 0;
 }
