@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,6 +74,17 @@ class EngineRecoveryTest : public EngineFixture {
     file.seekp(static_cast<std::streamoff>(offset));
     file.put(byte);
     ASSERT_TRUE(file.good()) << path;
+  }
+  // Flips a bit of a block's bytes, wherever they lie. REQUIRES: the engine is closed.
+  void DamageBlock(std::span<const TokenId> tokens, std::uint32_t block) const {
+    const auto bytes = Pattern(PathOf(tokens), block);
+    for (const fs::path& file : Files(PathOfFile("payload"))) {
+      std::ifstream stream(file, std::ios::binary);
+      const std::string all{std::istreambuf_iterator<char>(stream), {}};
+      const std::size_t at = all.find({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+      if (at != std::string::npos) return FlipBit(file, at + bytes.size() / 2, 1);
+    }
+    FAIL() << "block " << block << " is in no file";
   }
   static void Overwrite(const fs::path& path, char with) {
     const auto size = static_cast<std::size_t>(fs::file_size(path));
@@ -267,11 +280,7 @@ TEST_F(EngineRecoveryTest, VerifyNamesDamagedBlocksAndRepairsThem) {
   Open();
   PutSessions(10);
   engine_.reset();
-  const auto files = Files(PathOfFile("payload"));
-  const auto segment = std::find_if(files.begin(), files.end(), [](const fs::path& file) {
-    return file.filename().string().starts_with("seg-");
-  });
-  FlipBit(*segment, 4096 + 8192 + 3000, 1);  // in the second record
+  DamageBlock(TokensOf(4), 3);
   Open();
   ASSERT_EQ(Findings().size(), 1u);
   EXPECT_EQ(engine_->Stats().corrupt_frames_total, 1u);
