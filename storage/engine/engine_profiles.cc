@@ -81,6 +81,14 @@ absl::StatusOr<std::unique_ptr<Engine::ProfileUpload>> Engine::Core::BeginProfil
   if (profiles_->Find(expected)) {
     return std::make_unique<KnownProfileUpload>(*this, tenant, expected);
   }
+  // Profiles are never evicted: blocks would go for one that cannot fit.
+  const std::uint64_t stored = profiles_->disk_bytes();
+  if (stored + total_bytes > options_.disk_limit_bytes / 2) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "total_bytes: ", total_bytes, " beside the ", stored,
+        " bytes of the profiles that are here; they may take half of disk_limit_bytes (",
+        options_.disk_limit_bytes, "): delete a profile, or give the store more"));
+  }
   KV_RETURN_IF_ERROR(MakeRoom(total_bytes));
   auto upload = profiles_->Begin(total_bytes);
   if (!upload.ok()) {

@@ -130,15 +130,24 @@ TEST_F(EngineProfilesTest, RoomForThemIsMadeOrRefused) {
   options_.disk_limit_bytes = std::uint64_t{64} << 20;
   options_.segment_bytes = std::uint64_t{4} << 20;
   Open();
-  EXPECT_TRUE(absl::IsResourceExhausted(
-      engine_->BeginProfile(tenant_, std::uint64_t{100} << 20, {}).status()));
-  auto upload = engine_->BeginProfile(tenant_, std::uint64_t{35} << 20, {});
+  auto upload = engine_->BeginProfile(tenant_, std::uint64_t{31} << 20, {});
   ASSERT_TRUE(upload.ok()) << upload.status();
   // What is on its way counts.
   EXPECT_TRUE(absl::IsResourceExhausted(
-      engine_->BeginProfile(tenant_, std::uint64_t{35} << 20, {}).status()));
+      engine_->BeginProfile(tenant_, std::uint64_t{31} << 20, {}).status()));
   upload->reset();
-  EXPECT_TRUE(engine_->BeginProfile(tenant_, std::uint64_t{35} << 20, {}).ok());
+  EXPECT_TRUE(engine_->BeginProfile(tenant_, std::uint64_t{31} << 20, {}).ok());
+}
+
+TEST_F(EngineProfilesTest, OneThatCannotFitCostsNoBlocks) {
+  options_.disk_limit_bytes = std::uint64_t{64} << 20;
+  options_.segment_bytes = std::uint64_t{4} << 20;
+  OpenWithProfile();
+  MustPutFrames(Path(), Residual(Quality::kHigh));
+  const absl::Status refused = engine_->BeginProfile(tenant_, std::uint64_t{32} << 20, {}).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("delete a profile"));
+  EXPECT_EQ(engine_->Stats().node_count, 3u);
 }
 
 TEST_F(EngineProfilesTest, OneThatIsStoredTakesNoRoomAgain) {
@@ -148,8 +157,9 @@ TEST_F(EngineProfilesTest, OneThatIsStoredTakesNoRoomAgain) {
   const auto bytes = TestProfile(spec_, 1, 3 << 20);
   profile_ = MustPutProfile(bytes);
   // The others take what there is.
-  auto others = engine_->BeginProfile(tenant_, std::uint64_t{50} << 20, {});
-  ASSERT_TRUE(others.ok()) << others.status();
+  auto others = engine_->BeginProfile(tenant_, std::uint64_t{25} << 20, {});
+  auto more = engine_->BeginProfile(tenant_, std::uint64_t{25} << 20, {});
+  ASSERT_TRUE(others.ok() && more.ok()) << others.status() << more.status();
   const std::uint64_t before = engine_->Stats().disk_bytes;
   EXPECT_TRUE(absl::IsResourceExhausted(
       engine_->BeginProfile(tenant_, std::uint64_t{20} << 20, {}).status()));
