@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -17,6 +18,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 #include "storage/base/byte_budget.h"
+#include "storage/base/log_limiter.h"
 #include "storage/engine/engine.h"
 #include "storage/engine/event_log.h"
 #include "storage/engine/frame_census.h"
@@ -327,7 +329,9 @@ class Engine::Core {
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   void CollectSubtree(NodeRef root, std::vector<NodeRef>* children_first) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  void DropCorruptFrame(const StoredFrame& frame);
+  // Counts, logs and unlinks a frame that failed its check with `why`.
+  void OnDamagedFrame(const StoredFrame& frame, const absl::Status& why);
+  void DropDamagedFrame(const StoredFrame& frame);
   void ExpireNodes();
   // What is held, and all above it.
   absl::flat_hash_set<NodeRef> HeldPaths() const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
@@ -375,6 +379,7 @@ class Engine::Core {
   std::unique_ptr<TrieNodeNamer> namer_;
   MemoryTier tier_;
   EngineCounters counters_;
+  LogLimiter damage_lines_{std::chrono::seconds(1)};
   bool opened_ = false;                     // constant after Open
   std::uint64_t allocate_ahead_bytes_ = 0;  // constant after Open
   std::atomic<bool> draining_{false};

@@ -177,8 +177,7 @@ absl::StatusOr<LoadedFrame> Engine::Core::ReadFromDisk(const StoredFrame& frame)
     return absl::NotFoundError("block: not stored any more");
   }
   if (absl::IsDataLoss(loaded.status())) {
-    counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
-    DropCorruptFrame(frame);
+    OnDamagedFrame(frame, loaded.status());
   } else {
     counters_.read_errors.fetch_add(1, std::memory_order_relaxed);
   }
@@ -236,15 +235,14 @@ std::vector<absl::StatusOr<LoadedFrame>> Engine::Core::DecodeFrames(
         {i, *std::move(tokens), std::make_shared<AlignedBuffer>(model->raw_frame_bytes)});
   }
   for (const Decoding& decoding : decodings) {
-    to_decode.push_back({.frame = loaded[decoding.index].view,
-                         .tokens = decoding.tokens,
-                         .raw = std::span(decoding.buffer->data(), model->raw_frame_bytes)
-                                    .subspan(header_bytes)});
+    to_decode.push_back(
+        {.frame = loaded[decoding.index].view,
+         .tokens = decoding.tokens,
+         .raw = std::span(decoding.buffer->data(), model->raw_frame_bytes).subspan(header_bytes)});
   }
   if (to_decode.empty()) return results;
   const auto began = clock_.Monotonic();
-  const std::vector<absl::Status> statuses =
-      decoder_->Decode(model->spec, to_decode, *profiles_);
+  const std::vector<absl::Status> statuses = decoder_->Decode(model->spec, to_decode, *profiles_);
   counters_.decode_nanoseconds.fetch_add(
       std::chrono::duration_cast<std::chrono::nanoseconds>(clock_.Monotonic() - began).count(),
       std::memory_order_relaxed);
@@ -302,16 +300,14 @@ void Engine::Core::ReadDecoded(std::span<const StoredFrame> frames, const OnFram
       counters_.decode_errors.fetch_add(1, std::memory_order_relaxed);
       if (absl::IsDataLoss(status)) {
         counters_.undecodable_frames.fetch_add(1, std::memory_order_relaxed);
-        counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
-        DropCorruptFrame(stored[i]);
+        OnDamagedFrame(stored[i], status);
       }
     }
     on_read(indexes[i], std::move(decoded[i]));
   }
 }
 
-void Engine::Core::ReadFrames(std::span<const StoredFrame> frames, ReadAs as,
-                              OnFrameRead on_read) {
+void Engine::Core::ReadFrames(std::span<const StoredFrame> frames, ReadAs as, OnFrameRead on_read) {
   const auto shared = std::make_shared<OnFrameRead>(std::move(on_read));
   struct ToDecode {
     std::vector<std::size_t> indexes;

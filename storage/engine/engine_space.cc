@@ -1,5 +1,8 @@
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <limits>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -589,7 +592,20 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
   return count;
 }
 
-void Engine::Core::DropCorruptFrame(const StoredFrame& frame) {
+void Engine::Core::OnDamagedFrame(const StoredFrame& frame, const absl::Status& why) {
+  counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
+  if (const auto held_back = damage_lines_.Admit(clock_.Monotonic())) {
+    spdlog::warn(
+        "block {}: its frame in segment {} at byte {} is damaged and dropped: {}{}",
+        frame.node.ToHex(), frame.at.segment,
+        std::uint64_t{frame.at.offset_units} * PayloadLocation::kUnitBytes,
+        std::string(why.message()),
+        *held_back == 0 ? "" : absl::StrCat(" (", *held_back, " more since the last line)"));
+  }
+  DropDamagedFrame(frame);
+}
+
+void Engine::Core::DropDamagedFrame(const StoredFrame& frame) {
   absl::MutexLock change(&change_mutex_);
   NodeRef ref;
   TenantId tenant;

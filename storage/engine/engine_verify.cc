@@ -118,7 +118,7 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
         progress.findings.push_back({frame.node, std::string(bad.message())});
         if (absl::IsDataLoss(bad)) {
           counters_.corrupt_frames.fetch_add(1, std::memory_order_relaxed);
-          if (repair) DropCorruptFrame(frame);
+          if (repair) DropDamagedFrame(frame);
         }
       }
       progress.bytes_read += frame.at.record_bytes;

@@ -2,14 +2,19 @@
 //
 // KV_FLIPS: how many files are opened with a flipped bit (default 24).
 
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
 #include <span>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -307,7 +312,13 @@ TEST_F(EngineRecoveryTest, DamagedBlocksAreMissesUntilTheyArePutAgain) {
     }
   }
   Open();
+  std::ostringstream log;
+  const auto logger = spdlog::default_logger();
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
   for (const std::uint32_t blocks : BlocksOfSessions(6)) EXPECT_LT(blocks, kBlocks);
+  spdlog::set_default_logger(logger);
+  EXPECT_THAT(log.str(), testing::HasSubstr("is damaged and dropped"));
   EXPECT_GT(engine_->Stats().corrupt_frames_total, 0u);
   for (std::uint32_t pass = 0; pass < kBlocks; ++pass) {  // behind a mended one the next shows
     PutSessions(6);
