@@ -247,13 +247,16 @@ grpc::ServerUnaryReactor* CacheService::SetRetention(grpc::CallbackServerContext
       context_, call, RpcMethod::kSetRetention, CheckSetRetention(*request, context_.limits),
       [this, request, response]() -> absl::Status {
         std::unique_ptr<RequestPath> path;
-        std::optional<Quality> level;
-        if (request->quality() != v1::QUALITY_UNSPECIFIED) level = FromProto(request->quality());
-        KV_ASSIGN_OR_RETURN(
-            const RetentionChange change,
-            context_.engine.SetRetention(kBuiltInTenant, FromProto(request->selection(), &path),
-                                         std::chrono::seconds(request->ttl_seconds()),
-                                         request->priority(), level));
+        Retention retention;
+        if (request->has_ttl_seconds())
+          retention.ttl = std::chrono::seconds(request->ttl_seconds());
+        if (request->has_priority()) retention.priority = request->priority();
+        if (request->quality() != v1::QUALITY_UNSPECIFIED) {
+          retention.quality = FromProto(request->quality());
+        }
+        KV_ASSIGN_OR_RETURN(const RetentionChange change,
+                            context_.engine.SetRetention(
+                                kBuiltInTenant, FromProto(request->selection(), &path), retention));
         response->set_changed_blocks(change.changed_blocks);
         response->set_unchanged_blocks(change.unchanged_blocks);
         response->set_dropped_frames(change.dropped_frames);

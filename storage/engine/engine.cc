@@ -485,11 +485,17 @@ std::uint32_t Engine::Core::ExpiryOf(std::chrono::seconds ttl) const {
 
 absl::StatusOr<RetentionChange> Engine::Core::SetRetention(TenantId tenant,
                                                            const Selection& selection,
-                                                           std::chrono::seconds ttl,
-                                                           std::uint32_t priority,
-                                                           std::optional<Quality> level) {
-  if (priority > 15) return absl::InvalidArgumentError("priority: must be between 0 and 15");
-  if (ttl.count() < 0) return absl::InvalidArgumentError("ttl: must not be negative");
+                                                           const Retention& retention) {
+  if (!retention.ttl && !retention.priority && !retention.quality) {
+    return absl::InvalidArgumentError(
+        "ttl_seconds, priority, quality: none is given; at least one must be");
+  }
+  if (retention.priority.value_or(0) > 15) {
+    return absl::InvalidArgumentError("priority: must be between 0 and 15");
+  }
+  if (retention.ttl && retention.ttl->count() < 0) {
+    return absl::InvalidArgumentError("ttl: must not be negative");
+  }
   std::vector<std::pair<NodeRef, TrieNodeId>> nodes;
   if (selection.model || selection.all) {
     absl::ReaderMutexLock lock(&index_mutex_);
@@ -508,22 +514,20 @@ absl::StatusOr<RetentionChange> Engine::Core::SetRetention(TenantId tenant,
     KV_ASSIGN_OR_RETURN(nodes, SelectPath(tenant, selection));
     if (nodes.empty()) return NoSuchNode();
   }
-  const std::uint32_t expires = ExpiryOf(ttl);
 
   RetentionChange change;
   constexpr std::size_t kRowsPerBatch = 1024;
   for (std::size_t begin = 0; begin < nodes.size(); begin += kRowsPerBatch) {
     const auto piece =
         std::span(nodes).subspan(begin, std::min(kRowsPerBatch, nodes.size() - begin));
-    KV_RETURN_IF_ERROR(SetRetentionOf(tenant, piece, expires, priority, level, &change));
+    KV_RETURN_IF_ERROR(SetRetentionOf(tenant, piece, retention, &change));
   }
   return change;
 }
 
 absl::Status Engine::Core::SetRetentionOf(TenantId tenant,
                                           std::span<const std::pair<NodeRef, TrieNodeId>> nodes,
-                                          std::uint32_t expires, std::uint32_t priority,
-                                          std::optional<Quality> level, RetentionChange* change) {
+                                          const Retention& retention, RetentionChange* change) {
   struct Changed {
     TrieNodeId id;
     NodeRow row;
@@ -538,10 +542,10 @@ absl::Status Engine::Core::SetRetentionOf(TenantId tenant,
     KV_ASSIGN_OR_RETURN(const auto text, meta_->Get(MetaTable::kNodes, row_key));
     if (!text.has_value()) continue;
     KV_ASSIGN_OR_RETURN(NodeRow row, NodeRow::Decode(*text));
-    row.expires_unix_seconds = expires;
-    row.priority = static_cast<std::uint8_t>(priority);
+    if (retention.ttl) row.expires_unix_seconds = ExpiryOf(*retention.ttl);
+    if (retention.priority) row.priority = static_cast<std::uint8_t>(*retention.priority);
     Changed changed{.id = id, .row = std::move(row), .dropped = {}};
-    if (level) {
+    if (const std::optional<Quality> level = retention.quality) {
       changed.dropped = DropAbove(*level, &changed.row);
       changed.is_above = std::any_of(changed.row.rungs.begin(), changed.row.rungs.end(),
                                      [&](const RungRow& rung) {
@@ -559,8 +563,9 @@ absl::Status Engine::Core::SetRetentionOf(TenantId tenant,
     for (const Changed& changed : changes) {
       const NodeRef ref = index_.FindById(changed.id);
       KV_CHECK(ref != 0);  // its row is there, and changes stand still
-      index_.SetRetention(ref, expires, priority);
-      if (expires != 0) expiries_.emplace(expires, changed.id);
+      const auto expires = static_cast<std::uint32_t>(changed.row.expires_unix_seconds);
+      index_.SetRetention(ref, expires, changed.row.priority);
+      if (retention.ttl && expires != 0) expiries_.emplace(expires, changed.id);
       ++(changed.is_above ? change->unchanged_blocks : change->changed_blocks);
       if (!changed.dropped) continue;
       index_.SetFrames(ref, FramesOf(changed.row));
@@ -850,10 +855,8 @@ absl::StatusOr<DeletedCount> Engine::Delete(TenantId tenant, const Selection& se
   return core_->Delete(tenant, selection);
 }
 absl::StatusOr<RetentionChange> Engine::SetRetention(TenantId tenant, const Selection& selection,
-                                                     std::chrono::seconds ttl,
-                                                     std::uint32_t priority,
-                                                     std::optional<Quality> level) {
-  return core_->SetRetention(tenant, selection, ttl, priority, level);
+                                                     const Retention& retention) {
+  return core_->SetRetention(tenant, selection, retention);
 }
 absl::StatusOr<std::unique_ptr<Engine::ProfileUpload>> Engine::BeginProfile(
     TenantId tenant, std::uint64_t total_bytes, const ProfileId& expected) {

@@ -119,6 +119,13 @@ struct DeletedCount {
   std::uint64_t bytes = 0;
 };
 
+// What is to be set; what is absent stays as it is.
+struct Retention {
+  std::optional<std::chrono::seconds> ttl = {};  // from now; 0 = no end
+  std::optional<std::uint32_t> priority = {};    // 0 to 15
+  std::optional<Quality> quality = {};           // where a frame of it is stored, better ones go
+};
+
 struct RetentionChange {
   std::uint64_t changed_blocks = 0;
   // Better than the level that was asked for, and without another frame of it: they keep theirs.
@@ -258,10 +265,8 @@ class Engine {
   absl::StatusOr<bool> Unpin(TenantId tenant, const PinId& pin);
   std::vector<PinInfo> ListPins(TenantId tenant) const;
   absl::StatusOr<DeletedCount> Delete(TenantId tenant, const Selection& selection);
-  // With `level`: where a frame of it is stored, better ones are dropped.
   absl::StatusOr<RetentionChange> SetRetention(TenantId tenant, const Selection& selection,
-                                               std::chrono::seconds ttl, std::uint32_t priority,
-                                               std::optional<Quality> level = std::nullopt);
+                                               const Retention& retention);
 
   // A codec profile on its way in. Dropping it leaves nothing. Used by one thread at a time; must
   // not outlive the engine. See ProfileStore::Upload for Append and Commit. May block.

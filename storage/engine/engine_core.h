@@ -117,8 +117,7 @@ class Engine::Core {
   absl::StatusOr<bool> Unpin(TenantId tenant, const PinId& pin);
   std::vector<PinInfo> ListPins(TenantId tenant);
   absl::StatusOr<RetentionChange> SetRetention(TenantId tenant, const Selection& selection,
-                                               std::chrono::seconds ttl, std::uint32_t priority,
-                                               std::optional<Quality> level);
+                                               const Retention& retention);
   absl::StatusOr<std::vector<NodeInfo>> ListChildren(TenantId tenant, const ModelId& model,
                                                      const TrieNodeId& parent,
                                                      const TrieNodeId& after, std::size_t count);
@@ -231,8 +230,7 @@ class Engine::Core {
                               const HashedPath& path);
   absl::Status SetRetentionOf(TenantId tenant,
                               std::span<const std::pair<NodeRef, TrieNodeId>> nodes,
-                              std::uint32_t expires, std::uint32_t priority,
-                              std::optional<Quality> level, RetentionChange* change);
+                              const Retention& retention, RetentionChange* change);
   absl::Status CollectChildren(TenantId tenant, const ModelId& model, const TrieNodeId& parent,
                                const TrieNodeId& after, std::size_t count,
                                std::vector<NodeInfo>* infos);

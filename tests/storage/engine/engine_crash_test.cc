@@ -108,9 +108,7 @@ TEST_F(EngineCrashTest, DISABLED_Victim) {
         if (what == 0) {
           note("l " + name + "\n");
           // Not found: nothing of it is stored.
-          engine_
-              ->SetRetention(tenant_, SelectionOf(PathOf(tokens)), std::chrono::seconds(0), 0,
-                             Quality::kHigh)
+          engine_->SetRetention(tenant_, SelectionOf(PathOf(tokens)), {.quality = Quality::kHigh})
               .status()
               .IgnoreError();
         } else if (what <= 2) {

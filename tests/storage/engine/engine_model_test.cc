@@ -268,20 +268,22 @@ class EngineModelTest : public CodedFixture {
     const Choices choices = RandomChoices();
     const Path path = PathFrom(choices);
     const std::uint32_t reachable = ExpectedBlocks(choices, Quality::kUnrated);
-    const seconds ttl(Below(2) == 0 ? 0 : 1 + Below(40));
-    const std::uint32_t priority = Below(16);
-    std::optional<Quality> level;
-    if (Below(2) == 0) level = RandomQuality();
-    const auto change =
-        engine_->SetRetention(tenant_, SelectionOf(View(path)), ttl, priority, level);
+    Retention retention;
+    if (Below(3) > 0) retention.ttl = seconds(Below(2) == 0 ? 0 : 1 + Below(40));
+    if (Below(2) == 0) retention.quality = RandomQuality();
+    if (Below(2) == 0 || (!retention.ttl && !retention.quality)) retention.priority = Below(16);
+    const std::optional<Quality> level = retention.quality;
+    const auto change = engine_->SetRetention(tenant_, SelectionOf(View(path)), retention);
     ASSERT_EQ(change.ok(), reachable > 0) << change.status();
     if (!change.ok()) return;
     std::uint64_t dropped = 0;
     std::uint64_t unchanged = 0;
     for (std::uint32_t block = 0; block < reachable; ++block) {
       ModelNode& node = nodes_.at(NodeAt(choices, block));
-      node.expires = ttl.count() == 0 ? 0 : clock_.UnixSeconds() + ttl.count();
-      node.priority = priority;
+      if (const auto ttl = retention.ttl) {
+        node.expires = ttl->count() == 0 ? 0 : clock_.UnixSeconds() + ttl->count();
+      }
+      if (retention.priority) node.priority = *retention.priority;
       if (!level || *level == Quality::kExact) continue;
       if (node.exact && node.HasCoded(*level)) {
         node.exact = false;

@@ -276,7 +276,7 @@ TEST_F(EngineRungsTest, ExactKvOnExactAncestorsStaysExactWhateverBecomesOfThem) 
   MustPut(longer);
   const PathView prefix = PathOf(std::span(tokens_).first(2 * kTestBlockTokens));
   ASSERT_TRUE(
-      engine_->SetRetention(tenant_, SelectionOf(prefix), seconds(0), 0, Quality::kHigh).ok());
+      engine_->SetRetention(tenant_, SelectionOf(prefix), {.quality = Quality::kHigh}).ok());
   EXPECT_EQ(LookupAt(PathOf(longer), Quality::kExact).matched_blocks, 0u);
   EXPECT_EQ(LookupAt(PathOf(longer), Quality::kHigh).matched_blocks, 6u);
   MustPut(prefix);
@@ -293,7 +293,8 @@ TEST_F(EngineRungsTest, RetentionKeepsAtMostALevel) {
   MustPut(Path());
   // Blocks: high and exact twice, small and exact, exact.
   const auto set = [&](std::optional<Quality> level) {
-    const auto change = engine_->SetRetention(tenant_, SelectionOf(Path()), seconds(0), 3, level);
+    const auto change =
+        engine_->SetRetention(tenant_, SelectionOf(Path()), {.priority = 3, .quality = level});
     EXPECT_TRUE(change.ok()) << change.status();
     return *change;
   };

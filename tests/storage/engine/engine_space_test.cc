@@ -85,10 +85,10 @@ TEST_F(EngineSpaceTest, TheLongestTimeToLiveDoesNotWrapAround) {
   put.ttl = seconds(0xffffffffu);
   MustPut(put);
   EXPECT_EQ(Matched(tokens), 2u);
-  ASSERT_TRUE(engine_->SetRetention(tenant_, SelectionOf(put.path), put.ttl, 1).ok());
+  ASSERT_TRUE(engine_->SetRetention(tenant_, SelectionOf(put.path), {.ttl = put.ttl}).ok());
   EXPECT_EQ(Matched(tokens), 2u);
   EXPECT_TRUE(absl::IsInvalidArgument(
-      engine_->SetRetention(tenant_, SelectionOf(put.path), seconds(-1), 1).status()));
+      engine_->SetRetention(tenant_, SelectionOf(put.path), {.ttl = seconds(-1)}).status()));
 }
 
 TEST_F(EngineSpaceTest, ExpiredBlocksMayBePutAgainAndLiveOn) {
@@ -114,19 +114,37 @@ TEST_F(EngineSpaceTest, RetentionMayBeSetLaterAndTakenBack) {
   const auto tokens = SessionTokens(1, 4 * kTestBlockTokens);
   MustPut(tokens);
   const auto changed = engine_->SetRetention(
-      tenant_, SelectionOf(PathOf(std::span(tokens).first(4 * kTestBlockTokens))), seconds(50), 3);
+      tenant_, SelectionOf(PathOf(std::span(tokens).first(4 * kTestBlockTokens))),
+      {.ttl = seconds(50), .priority = 3});
   ASSERT_TRUE(changed.ok()) << changed.status();
   EXPECT_EQ(changed->changed_blocks, 4u);
   clock_.Advance(seconds(49));
   Selection all;
   all.all = true;
-  ASSERT_TRUE(engine_->SetRetention(tenant_, all, seconds(0), 2).ok());
+  ASSERT_TRUE(engine_->SetRetention(tenant_, all, {.ttl = seconds(0)}).ok());
   clock_.Advance(seconds(500));
   engine_->RunMaintenance();
   EXPECT_EQ(ExpectOwnBytes(tokens), 4u);
   Reopen();
   EXPECT_EQ(ExpectOwnBytes(tokens), 4u);
-  EXPECT_EQ(engine_->DescribePath(tenant_, SelectionOf(PathOf(tokens)))->back().priority, 2u);
+  EXPECT_EQ(engine_->DescribePath(tenant_, SelectionOf(PathOf(tokens)))->back().priority, 3u);
+}
+
+TEST_F(EngineSpaceTest, WhatARetentionDoesNotNameStays) {
+  Open();
+  const auto tokens = SessionTokens(1, 4 * kTestBlockTokens);
+  MustPut(tokens);
+  const Selection path = SelectionOf(PathOf(tokens));
+  ASSERT_TRUE(engine_->SetRetention(tenant_, path, {.ttl = seconds(50), .priority = 3}).ok());
+  ASSERT_TRUE(engine_->SetRetention(tenant_, path, {.quality = Quality::kHigh}).ok());
+  EXPECT_EQ(engine_->DescribePath(tenant_, path)->back().priority, 3u);
+  ASSERT_TRUE(engine_->SetRetention(tenant_, path, {.priority = 5}).ok());
+  EXPECT_EQ(engine_->DescribePath(tenant_, path)->back().priority, 5u);
+  clock_.Advance(seconds(49));
+  EXPECT_EQ(Matched(tokens), 4u);
+  clock_.Advance(seconds(2));
+  EXPECT_EQ(Matched(tokens), 0u);
+  EXPECT_TRUE(absl::IsInvalidArgument(engine_->SetRetention(tenant_, path, {}).status()));
 }
 
 TEST_F(EngineSpaceTest, LeasedBlocksOutliveTheirTimeButAreNotFound) {
