@@ -38,9 +38,9 @@ struct LevelFlag {
   std::string_view flag;
   double step;
 };
-constexpr LevelFlag kLevelFlags[] = {{Quality::kHigh, "high", 0.0026},
-                                     {Quality::kNearExact, "near-exact", 0.00075},
-                                     {Quality::kSmall, "small", 0.0045}};
+constexpr LevelFlag kLevelFlags[] = {{Quality::kHigh, "high", 0.00115},
+                                     {Quality::kNearExact, "near-exact", 0.00031},
+                                     {Quality::kSmall, "small", 0.0028}};
 
 struct InputName {
   std::string_view name;

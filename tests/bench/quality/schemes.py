@@ -142,7 +142,7 @@ def _ablations() -> Iterator[Codec]:
             ("not from K for V", {"inputs": "below,two-below,first-layer"}),
             ("matrices per head", {"heads": True}),
             ("no token table", {"table": 0}),
-            ("variances as metric", {"no-metric": True, "high": 4}),
+            ("variances as metric", {"no-metric": True, "high": 1.2}),
             ("metric without shrinkage", {"shrinkage": 0}),
             ("all tokens alike", {"importance": 0}),
             ("no energy contexts", {"energy-prior": 65535, "energy-carried": 0}),
