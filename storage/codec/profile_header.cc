@@ -75,7 +75,12 @@ absl::Status CheckFields(const ProfileHeader& header) {
                                 " to ", kProfileBytesMax));
   }
   for (std::size_t i = 0; i < header.levels.size(); ++i) {
-    KV_RETURN_IF_ERROR(CheckLevel(header.levels[i], absl::StrCat("level ", i)));
+    const ProfileLevel& level = header.levels[i];
+    KV_RETURN_IF_ERROR(CheckLevel(level, absl::StrCat("level ", i)));
+    // A frame names its quality, and that must name a level.
+    if (header.FindLevel(level.quality) != &level) {
+      return Damaged(absl::StrCat("level ", i, " has the quality of another"));
+    }
   }
   return absl::OkStatus();
 }

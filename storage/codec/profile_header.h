@@ -33,13 +33,13 @@ struct ProfileHeader {
   CodecKey codec_key;  // of the models that it fits
   std::uint64_t body_bytes = 0;
   std::uint32_t body_crc32c = 0;
-  std::vector<ProfileLevel> levels;  // 1 to kProfileLevelsMax
+  std::vector<ProfileLevel> levels;  // 1 to kProfileLevelsMax, each of another quality
 
   bool operator==(const ProfileHeader&) const = default;
 
   std::size_t header_bytes() const;
   std::uint64_t profile_bytes() const { return header_bytes() + body_bytes; }
-  // The first level of this quality; null: there is none.
+  // The level of this quality; null: there is none.
   const ProfileLevel* FindLevel(Quality quality) const;
 };
 

@@ -84,6 +84,7 @@ def parse(data: bytes) -> Profile:
     body_crc = reader.number("I")
     require(reader.number("I") == crc32c(data[:header_bytes - 4]), "profile: header_crc32c")
     require(any(codec_key), "profile: no codec_key")
+    require(len(set(qualities)) == level_count, "profile: two levels of a quality")
     for quality, (bits, mean_kl, kl_p99) in zip(qualities, measured):
         require(quality in QUALITIES, "profile: quality")
         require(0 < bits <= 32, "profile: bits per component")
