@@ -26,59 +26,101 @@ const FlagSpec kGlobalFlags[] = {
     {"help", FlagSpec::Kind::kSwitch, "print how the command is used"},
 };
 
-// The verb is the first argument that is neither a flag nor a flag's value.
-std::optional<std::size_t> FindVerb(std::span<const std::string> arguments) {
+bool TakesValue(const std::string& argument, std::span<const FlagSpec> flags) {
+  return std::any_of(flags.begin(), flags.end(), [&](const FlagSpec& flag) {
+    return flag.kind != FlagSpec::Kind::kSwitch && argument == "--" + std::string(flag.name);
+  });
+}
+
+// Where the name of one of these commands stands: the first argument that is neither a flag nor a
+// flag's value.
+std::optional<std::size_t> FindName(std::span<const std::string> arguments,
+                                    std::span<const Verb* const> verbs) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (argument.empty() || argument[0] != '-') return i;
-    const auto flag = std::find_if(
-        std::begin(kGlobalFlags), std::end(kGlobalFlags),
-        [&](const FlagSpec& spec) { return argument == "--" + std::string(spec.name); });
-    if (flag != std::end(kGlobalFlags) && flag->kind != FlagSpec::Kind::kSwitch) ++i;
+    if (TakesValue(argument, kGlobalFlags) ||
+        std::any_of(verbs.begin(), verbs.end(),
+                    [&](const Verb* verb) { return TakesValue(argument, verb->flags); })) {
+      ++i;
+    }
   }
   return std::nullopt;
 }
 
-ExitCode Refuse(const CliEnvironment& environment, const std::string& what) {
-  environment.err << "kvtrie: " << what << "\nTry 'kvtrie help'.\n";
+// "" for the program itself.
+ExitCode Refuse(std::ostream& err, const std::string& name, std::string_view what) {
+  err << "kvtrie: " << name << (name.empty() ? "" : ": ") << what << "\nTry 'kvtrie help"
+      << (name.empty() ? "" : " ") << name << "'.\n";
   return ExitCode::kUsage;
+}
+
+std::string NamesOf(std::span<const Verb* const> verbs) {
+  std::string names;
+  for (const Verb* verb : verbs) {
+    const char* const between = verb == verbs.front() ? "" : verb == verbs.back() ? " or " : ", ";
+    absl::StrAppend(&names, between, std::string(verb->name));
+  }
+  return names;
+}
+
+// What is wrong with a line whose flags are well-formed; empty: nothing.
+std::string WhatIsWrong(const Verb& verb, const CommandLine& line) {
+  if (!verb.actions.empty()) return "needs " + NamesOf(verb.actions);
+  if (line.positionals().size() < verb.positionals_min) {
+    return "needs " + std::string(verb.positionals);
+  }
+  if (line.positionals().size() > verb.positionals_max) {
+    return "does not take '" + line.positionals()[verb.positionals_max] + "'";
+  }
+  for (const FlagSpec& flag : verb.flags) {
+    if (flag.required && !line.Has(flag.name)) return "needs --" + std::string(flag.name);
+  }
+  return "";
 }
 
 }  // namespace
 
 std::span<const FlagSpec> GlobalFlags() { return kGlobalFlags; }
 
+const Verb* FindVerb(std::span<const Verb* const> verbs, std::string_view name) {
+  const auto found = std::find_if(verbs.begin(), verbs.end(),
+                                  [&](const Verb* verb) { return verb->name == name; });
+  return found == verbs.end() ? nullptr : *found;
+}
+
 ExitCode RunCli(std::span<const std::string> arguments, const CliEnvironment& environment) {
-  const auto verb_at = FindVerb(arguments);
-  if (!verb_at.has_value()) {
-    const auto line = CommandLine::Parse(arguments, kGlobalFlags);
-    if (!line.ok()) return Refuse(environment, std::string(line.status().message()));
+  std::vector<std::string> rest(arguments.begin(), arguments.end());
+  const Verb* verb = nullptr;
+  std::string name;
+  for (auto choices = AllVerbs(); !choices.empty(); choices = verb->actions) {
+    const auto at = FindName(rest, choices);
+    if (!at.has_value()) break;
+    const Verb* const named = FindVerb(choices, rest[*at]);
+    if (named == nullptr) {
+      return Refuse(environment.err, name,
+                    verb == nullptr ? "unknown command '" + rest[*at] + "'"
+                                    : "'" + rest[*at] + "' is not " + NamesOf(choices));
+    }
+    verb = named;
+    absl::StrAppend(&name, name.empty() ? "" : " ", std::string(verb->name));
+    rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(*at));
+  }
+
+  std::vector<FlagSpec> flags(std::begin(kGlobalFlags), std::end(kGlobalFlags));
+  if (verb != nullptr) flags.insert(flags.end(), verb->flags.begin(), verb->flags.end());
+  const auto line = CommandLine::Parse(rest, flags);
+  if (!line.ok()) return Refuse(environment.err, name, std::string(line.status().message()));
+  if (verb == nullptr) {
     PrintHelp(line->Has("help") ? environment.out : environment.err);
     return line->Has("help") ? ExitCode::kOk : ExitCode::kUsage;
   }
-  const std::string& name = arguments[*verb_at];
-  const auto verbs = AllVerbs();
-  const auto found = std::find_if(verbs.begin(), verbs.end(),
-                                  [&](const Verb* verb) { return verb->name == name; });
-  if (found == verbs.end()) return Refuse(environment, "unknown command '" + name + "'");
-  const Verb& verb = **found;
-
-  std::vector<std::string> rest(arguments.begin(), arguments.end());
-  rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(*verb_at));
-  std::vector<FlagSpec> flags(std::begin(kGlobalFlags), std::end(kGlobalFlags));
-  flags.insert(flags.end(), verb.flags.begin(), verb.flags.end());
-  const auto line = CommandLine::Parse(rest, flags);
-  if (!line.ok()) return Refuse(environment, name + ": " + std::string(line.status().message()));
   if (line->Has("help")) {
-    PrintVerbHelp(verb, environment.out);
+    PrintVerbHelp(name, *verb, environment.out);
     return ExitCode::kOk;
   }
-  if (line->positionals().size() < verb.positionals_min) {
-    return Refuse(environment, name + ": needs " + std::string(verb.positionals));
-  }
-  if (line->positionals().size() > verb.positionals_max) {
-    return Refuse(environment,
-                  name + ": does not take '" + line->positionals()[verb.positionals_max] + "'");
+  if (const std::string what = WhatIsWrong(*verb, *line); !what.empty()) {
+    return Refuse(environment.err, name, what);
   }
 
   const auto endpoint = [&](const char* flag, const char* variable, const char* otherwise) {
@@ -86,6 +128,7 @@ ExitCode RunCli(std::span<const std::string> arguments, const CliEnvironment& en
     return environment.variable(variable).value_or(otherwise);
   };
   const VerbContext context{
+      .name = name,
       .line = *line,
       .out = environment.out,
       .err = environment.err,
@@ -94,11 +137,17 @@ ExitCode RunCli(std::span<const std::string> arguments, const CliEnvironment& en
       .timeout = std::chrono::seconds(line->Number("timeout", 0)),
       .json = line->Has("json"),
       .out_is_terminal = environment.out_is_terminal,
+      .err_is_terminal = environment.err_is_terminal,
   };
   if (context.server.empty() || context.admin_server.empty()) {
-    return Refuse(environment, "a server address is empty");
+    return context.RefuseUsage("a server address is empty");
   }
-  return verb.run(context);
+  const ExitCode code = verb->run(context);
+  if (!environment.out.flush()) {
+    environment.err << "kvtrie: " << name << ": the output cannot be written\n";
+    return code == ExitCode::kOk ? ExitCode::kFailed : code;
+  }
+  return code;
 }
 
 AdminClient VerbContext::Admin() const {
@@ -125,13 +174,14 @@ std::unique_ptr<Client> VerbContext::Cache(Lane lane) const {
 }
 
 ExitCode VerbContext::Fail(const absl::Status& status) const {
+  const ExitCode code = ExitCodeOf(status);
+  if (code == ExitCode::kUsage) return RefuseUsage(std::string(status.message()));
   // A server that does not know the call says nothing.
   err << "kvtrie: "
       << (status.message().empty() ? absl::StrCat(absl::StatusCodeToString(status.code()),
                                                   " without a word; is this the right port?")
                                    : std::string(status.message()))
       << "\n";
-  const ExitCode code = ExitCodeOf(status);
   const bool is_answer =
       absl::IsUnavailable(status) && status.message().find("connect") == absl::string_view::npos;
   if (code == ExitCode::kUnreachable && !is_answer) {
@@ -141,9 +191,6 @@ ExitCode VerbContext::Fail(const absl::Status& status) const {
   return code;
 }
 
-ExitCode VerbContext::RefuseUsage(std::string_view what) const {
-  err << "kvtrie: " << what << "\nTry 'kvtrie help'.\n";
-  return ExitCode::kUsage;
-}
+ExitCode VerbContext::RefuseUsage(std::string_view what) const { return Refuse(err, name, what); }
 
 }  // namespace kvtrie

@@ -15,6 +15,7 @@ struct CliEnvironment {
   std::ostream& out;
   std::ostream& err;
   bool out_is_terminal = false;
+  bool err_is_terminal = false;
   std::function<std::optional<std::string>(const std::string& name)> variable;
 };
 

@@ -50,7 +50,12 @@ absl::Status CheckValue(const FlagSpec& flag, const std::string& value) {
       }
       return absl::OkStatus();
     case FlagSpec::Kind::kReal:
-      return ParseReal(value, &real) ? absl::OkStatus() : refuse("not a number from 0 on");
+      if (!ParseReal(value, &real)) return refuse("not a number from 0 on");
+      if (real == 0 ? !flag.may_be_zero : real < FlagSpec::kRealMin || real > flag.real_max) {
+        return refuse(absl::StrCat("must be ", flag.may_be_zero ? "0, or " : "", FlagSpec::kRealMin,
+                                   " to ", flag.real_max));
+      }
+      return absl::OkStatus();
     case FlagSpec::Kind::kChoice:
       if (!IsOneOf(value, flag.choices)) return refuse("must be " + std::string(flag.choices));
       return absl::OkStatus();
@@ -123,6 +128,11 @@ double CommandLine::Real(std::string_view name, double otherwise) const {
   double value = 0;
   KV_CHECK(ParseReal(found->second, &value));
   return value;
+}
+
+absl::Status OfFlag(std::string_view flag, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("--", std::string(flag), " ", status.message()));
 }
 
 }  // namespace kvtrie

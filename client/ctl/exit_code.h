@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string_view>
+
 #include "absl/status/status.h"
 
 namespace kvtrie {
@@ -12,6 +14,10 @@ enum class ExitCode : int {
   kNotFound = 3,
   kUnreachable = 4,
 };
+
+// A mistake in the command line: InvalidArgument, marked, so that it is told from one in a file or
+// of a server.
+absl::Status UsageError(std::string_view what);
 
 ExitCode ExitCodeOf(const absl::Status& status);
 

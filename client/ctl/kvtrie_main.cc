@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
       .out = std::cout,
       .err = std::cerr,
       .out_is_terminal = isatty(STDOUT_FILENO) == 1,
+      .err_is_terminal = isatty(STDERR_FILENO) == 1,
       .variable = [](const std::string& name) -> std::optional<std::string> {
         const char* value = std::getenv(name.c_str());
         if (value == nullptr) return std::nullopt;

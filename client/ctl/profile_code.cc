@@ -2,15 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/ctl/exit_code.h"
 #include "client/ctl/profile_files.h"
 #include "storage/base/byte_reader.h"
 #include "storage/base/check.h"
@@ -47,67 +48,89 @@ void ForEachPiece(const ModelSpec& spec, std::size_t run_tokens, Copy copy) {
   }
 }
 
-absl::StatusOr<std::unique_ptr<const ResidualCodec>> MakeCodec(const ModelSpec& spec,
-                                                               const ProfileFile& profile) {
-  KV_ASSIGN_OR_RETURN(const ResidualProfile body, ResidualProfile::DecodeBody(profile.body));
-  return ResidualCodec::Create(spec, BodyDigest(profile.body), body);
+bool FollowsImportance(const ResidualProfile& profile, Quality quality) {
+  return profile.importance.query_heads > 0 &&
+         std::any_of(profile.levels.begin(), profile.levels.end(), [&](const ResidualLevel& level) {
+           return level.quality == quality && level.importance_strength != 0;
+         });
 }
 
 absl::StatusOr<std::string> Code(const VerbContext& context) {
   const CommandLine& line = context.line;
-  KV_ASSIGN_OR_RETURN(ModelSpec spec, ReadModelSpec(line.Text("spec")));
+  const std::string level = line.Text("level");
+  const Quality quality = LevelFromText(level).value_or(Quality::kExact);
+  if (quality == Quality::kExact && line.Has("token-importance")) {
+    return UsageError(
+        "--token-importance: level exact has no steps for it to change: leave it out");
+  }
+  if (line.Has("out")) KV_RETURN_IF_ERROR(OfFlag("out", CheckCanWrite(line.Text("out"))));
+  KV_ASSIGN_OR_RETURN(ModelSpec spec, OfFlag("spec", ReadModelSpec(line.Text("spec"))));
   spec.block_tokens = static_cast<std::uint32_t>(line.Number("block-tokens", spec.block_tokens));
-  KV_RETURN_IF_ERROR(spec.Validate());
+  if (const absl::Status valid = spec.Validate(); !valid.ok()) {
+    return UsageError(absl::StrCat("--block-tokens ", spec.block_tokens, ": ", valid.message()));
+  }
 
-  const std::string profile_path = line.Text("profile");
-  KV_ASSIGN_OR_RETURN(const ProfileFile profile, ReadProfileFile(profile_path));
+  const auto bad = [&](const char* flag, const auto&... what) {
+    return OfFlag(flag, absl::InvalidArgumentError(absl::StrCat(line.Text(flag), ": ", what...)));
+  };
+  KV_ASSIGN_OR_RETURN(const ProfileFile profile,
+                      OfFlag("profile", ReadProfileFile(line.Text("profile"))));
   if (profile.codec_key != spec.CodecKey()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(profile_path, ": is of another model than ", line.Text("spec"),
-                     ": all fields count but block_tokens, dtype and layout_tag"));
+    return bad("profile", "is of another model than ", line.Text("spec"),
+               ": all fields count but block_tokens, dtype and layout_tag");
   }
-  const auto codec = MakeCodec(spec, profile);
-  if (!codec.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(profile_path, ": ", codec.status().message()));
+  const absl::StatusOr<ResidualProfile> body = ResidualProfile::DecodeBody(profile.body);
+  if (!body.ok()) return bad("profile", body.status().message());
+  const auto codec = ResidualCodec::Create(spec, BodyDigest(profile.body), *body);
+  if (!codec.ok()) return bad("profile", codec.status().message());
+  if (quality != Quality::kExact && !(*codec)->HasLevel(quality)) {
+    return bad("profile", "has no level ", level);
+  }
+  if (line.Has("token-importance") && !FollowsImportance(*body, quality)) {
+    return bad("profile", "steps of level ", level,
+               " follow no importance, so that --token-importance changes nothing: leave it out, "
+               "or fit with --queries (or a --material that was made with them) and --importance "
+               "above 0");
   }
 
-  const std::string tokens_path = line.Text("tokens");
-  KV_ASSIGN_OR_RETURN(const MappedFile tokens_file, MappedFile::Open(tokens_path));
-  KV_ASSIGN_OR_RETURN(const auto tokens, NumbersOf<TokenId>(tokens_file, tokens_path));
+  KV_ASSIGN_OR_RETURN(const MappedFile tokens_file,
+                      OfFlag("tokens", MappedFile::Open(line.Text("tokens"))));
+  KV_ASSIGN_OR_RETURN(const auto tokens,
+                      OfFlag("tokens", NumbersOf<TokenId>(tokens_file, line.Text("tokens"))));
   if (tokens.size() < spec.block_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat(tokens_path, ": has ", tokens.size(),
-                                                   " tokens, and a block has ", spec.block_tokens));
+    return bad("tokens", "has ", tokens.size(), " tokens, and a block has ", spec.block_tokens);
   }
-  const std::string kv_path = line.Text("kv");
-  KV_ASSIGN_OR_RETURN(const MappedFile kv, MappedFile::Open(kv_path));
+  KV_ASSIGN_OR_RETURN(const MappedFile kv, OfFlag("kv", MappedFile::Open(line.Text("kv"))));
   const std::size_t bytes = TokenBytes(spec) * tokens.size();
   if (kv.bytes().size() != bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(kv_path, ": has ", kv.bytes().size(),
-                                                   " bytes, and KV of ", tokens.size(),
-                                                   " tokens has ", bytes));
+    return bad("kv", "has ", kv.bytes().size(), " bytes, and KV of ", tokens.size(), " tokens has ",
+               bytes);
   }
 
   MappedFile importance_file;
   std::span<const float> importance;
   if (line.Has("token-importance")) {
     const std::string path = line.Text("token-importance");
-    KV_ASSIGN_OR_RETURN(importance_file, MappedFile::Open(path));
-    KV_ASSIGN_OR_RETURN(importance, NumbersOf<float>(importance_file, path));
+    KV_ASSIGN_OR_RETURN(importance_file, OfFlag("token-importance", MappedFile::Open(path)));
+    KV_ASSIGN_OR_RETURN(importance,
+                        OfFlag("token-importance", NumbersOf<float>(importance_file, path)));
     if (importance.size() != tokens.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ": has ", importance.size(), " numbers, and there are ", tokens.size(), " tokens"));
+      return bad("token-importance", "has ", importance.size(), " numbers, and there are ",
+                 tokens.size(), " tokens: write one for each");
+    }
+    for (std::size_t i = 0; i < importance.size(); ++i) {
+      if (std::isfinite(importance[i]) && importance[i] > 0) continue;
+      return bad("token-importance", "number ", i, " (from 0 on) is ", importance[i],
+                 ": write a finite one above 0, 1 for an average token");
     }
   }
 
-  const std::string level = line.Text("level");
-  const Quality quality = LevelFromText(level).value_or(Quality::kExact);
-  if (quality != Quality::kExact && !(*codec)->HasLevel(quality)) {
-    return absl::InvalidArgumentError(absl::StrCat(profile_path, ": has no level ", level));
-  }
   KV_ASSIGN_OR_RETURN(const CodedRun run,
                       CodeRun(spec, **codec, tokens, kv.bytes(), importance, quality,
                               static_cast<int>(line.Number("rounds", 1))));
-  if (line.Has("out")) KV_RETURN_IF_ERROR(WriteFile(line.Text("out"), AsText(run.restored)));
+  if (line.Has("out")) {
+    KV_RETURN_IF_ERROR(OfFlag("out", WriteFile(line.Text("out"), AsText(run.restored))));
+  }
 
   const auto mb_per_second = [&](double seconds) {
     return static_cast<double>(run.raw_bytes) / std::max(seconds, 1e-9) / 1e6;

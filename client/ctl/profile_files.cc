@@ -44,6 +44,15 @@ absl::Status FromErrno(const std::string& path, const char* what, int error) {
   return error == ENOENT ? absl::NotFoundError(message) : absl::InvalidArgumentError(message);
 }
 
+// Where WriteFile writes, until all is there.
+std::string Unfinished(const std::string& path) {
+  return absl::StrCat(path, ".unfinished.", getpid());
+}
+
+absl::Status CannotWrite(const std::string& path, const std::error_code& error) {
+  return Bad(path, absl::StrCat("cannot be written: ", error.message()));
+}
+
 absl::StatusOr<MappedFile> OpenJson(const std::string& path) {
   KV_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
   if (file.bytes().size() > kJsonBytesMax) return Bad(path, "larger than 1 MiB, so not this JSON");
@@ -78,7 +87,9 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
     status = FromErrno(path, "cannot be read", errno);
   } else if (!S_ISREG(about.st_mode)) {
     status = Bad(path, "is no regular file");
-  } else if (about.st_size > 0) {
+  } else if (about.st_size == 0) {
+    status = Bad(path, "is empty: write it again, or name another");
+  } else {
     const auto bytes = static_cast<std::size_t>(about.st_size);
     void* const at = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
     if (at == MAP_FAILED) {
@@ -95,29 +106,46 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
 template <typename T>
 absl::StatusOr<std::span<const T>> NumbersOf(const MappedFile& file, const std::string& path) {
   const std::span<const std::byte> bytes = file.bytes();
-  if (bytes.empty() || bytes.size() % sizeof(T) != 0) {
+  if (bytes.size() % sizeof(T) != 0) {
     return Bad(path, absl::StrCat("has ", bytes.size(), " bytes, must have a multiple of ",
-                                  sizeof(T), ", and some"));
+                                  sizeof(T), ": it is cut, or holds other numbers"));
   }
   return std::span<const T>(reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T));
 }
 template absl::StatusOr<std::span<const float>> NumbersOf(const MappedFile&, const std::string&);
 template absl::StatusOr<std::span<const TokenId>> NumbersOf(const MappedFile&, const std::string&);
 
+absl::Status CheckCanWrite(const std::string& path) {
+  if (path.empty()) return Bad("''", "is no name of a file");
+  std::error_code error;
+  if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error)) {
+    return Bad(path, "cannot be written: it is there, and is no regular file: name another");
+  }
+  const std::string unfinished = Unfinished(path);
+  const int descriptor = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor < 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    return Bad(path, absl::StrCat("cannot be written: there is no folder ",
+                                  std::filesystem::path(path).parent_path().string(),
+                                  ": make it, or name another"));
+  }
+  if (descriptor < 0) return CannotWrite(path, std::error_code(errno, std::generic_category()));
+  close(descriptor);
+  std::filesystem::remove(unfinished, error);
+  return absl::OkStatus();
+}
+
 absl::Status WriteFile(const std::string& path, std::string_view bytes) {
-  const std::string unfinished = absl::StrCat(path, ".unfinished.", getpid());
+  KV_RETURN_IF_ERROR(CheckCanWrite(path));
+  const std::string unfinished = Unfinished(path);
   std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file.close();
-  const int error = errno;
-  std::error_code renamed;
-  if (file) std::filesystem::rename(unfinished, path, renamed);
-  if (file && !renamed) return absl::OkStatus();
+  std::error_code error(file ? 0 : errno != 0 ? errno : EIO, std::generic_category());
+  if (!error) std::filesystem::rename(unfinished, path, error);
+  if (!error) return absl::OkStatus();
   std::error_code ignored;
   std::filesystem::remove(unfinished, ignored);
-  return absl::InvalidArgumentError(
-      absl::StrCat(path, ": cannot be written: ",
-                   renamed ? renamed.message() : std::generic_category().message(error)));
+  return CannotWrite(path, error);
 }
 
 absl::StatusOr<ModelSpec> ReadModelSpec(const std::string& path) {
@@ -246,7 +274,9 @@ absl::StatusOr<MeasuredFigures> ReadMeasuredFigures(const std::string& path) {
           std::pair{"mean_kl", &level.mean_kl}, std::pair{"kl_p99", &level.kl_p99}}) {
       const auto number = of_level.find(field);
       if (number == of_level.end() || !number->is_number()) {
-        return Bad(path, absl::StrCat(name, ".", field, ": must be a number"));
+        return Bad(path, absl::StrCat(name, ".", field, ": must be a number, and is ",
+                                      number == of_level.end() ? "missing" : number->type_name(),
+                                      ": measure the level, and write what it gave"));
       }
       *value = number->get<float>();
     }
@@ -283,16 +313,20 @@ absl::StatusOr<std::string> SealProfile(const CodecKey& codec_key, std::string_v
     // Written so that what is not a number fails.
     if (!(found->bits_per_component > 0 && found->bits_per_component <= 32)) {
       return bad("level ", name, ": bits_per_component is ", found->bits_per_component,
-                 ", must be above 0 and at most 32");
+                 ", must be above 0 and at most 32: measure it again");
     }
     const double bound = MeanKlMax(level.quality);
-    if (!(found->mean_kl >= 0 && found->mean_kl <= static_cast<float>(bound))) {
+    if (!(found->mean_kl >= 0)) {
+      return bad("level ", name, ": mean_kl is ", found->mean_kl,
+                 ", must be 0 or above: measure it again");
+    }
+    if (found->mean_kl > static_cast<float>(bound)) {
       return bad("level ", name, ": mean_kl is ", found->mean_kl,
                  ", and the level promises at most ", bound, ": fit with a smaller step");
     }
     if (!(found->kl_p99 >= 0 && std::isfinite(found->kl_p99))) {
       return bad("level ", name, ": kl_p99 is ", found->kl_p99,
-                 ", must be finite and not negative");
+                 ", must be finite and not negative: measure it again");
     }
     header.levels.push_back(*found);
   }

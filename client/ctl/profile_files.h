@@ -21,7 +21,8 @@ namespace kvtrie {
 // Files of `kvtrie profile`. Every error names the file, and what of it is wrong: InvalidArgument,
 // or NotFound where there is no such file.
 
-// A file as it lies on disk, mapped. Shrinking it while it is mapped ends the process.
+// A file as it lies on disk, mapped; an empty one is refused. Shrinking it while it is mapped ends
+// the process.
 class MappedFile {
  public:
   MappedFile() = default;  // of no bytes
@@ -39,11 +40,15 @@ class MappedFile {
   std::unique_ptr<const std::byte[], Unmap> at_;
 };
 
-// The numbers of a file: whole ones, at least one.
+// The numbers of a file: whole ones.
 template <typename T>
 absl::StatusOr<std::span<const T>> NumbersOf(const MappedFile& file, const std::string& path);
 
-// Appears under its name whole, or not at all.
+// Whether WriteFile can write there, as far as it can be told before the bytes are known: to be
+// asked before work that takes long. Leaves nothing behind.
+absl::Status CheckCanWrite(const std::string& path);
+
+// Appears under its name whole, or not at all. What is there and is no regular file stays.
 absl::Status WriteFile(const std::string& path, std::string_view bytes);
 
 // proto3's JSON of kvtrie.v1.ModelSpec, all of it, valid, and of the standard layout.

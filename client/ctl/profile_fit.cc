@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "client/ctl/exit_code.h"
 #include "client/ctl/format.h"
 #include "client/ctl/json_views.h"
 #include "client/ctl/profile_code.h"
@@ -62,6 +64,18 @@ absl::Status Bad(const std::string& path, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
 }
 
+// The numbers of the file that a flag names.
+struct Numbers {
+  MappedFile file;
+  std::span<const float> of_file;  // point into `file`
+};
+absl::StatusOr<Numbers> ReadNumbers(const std::string& path) {
+  Numbers numbers;
+  KV_ASSIGN_OR_RETURN(numbers.file, MappedFile::Open(path));
+  KV_ASSIGN_OR_RETURN(numbers.of_file, NumbersOf<float>(numbers.file, path));
+  return numbers;
+}
+
 // Of a file: means [layer][query head][k_head_dim], then covariances [..][k_head_dim].
 absl::StatusOr<QueryStatistics> SplitQueries(std::span<const PlaneShape> planes,
                                              std::span<const float> numbers,
@@ -106,30 +120,40 @@ absl::StatusOr<std::vector<std::vector<float>>> SplitMetrics(std::span<const Pla
   return metrics;
 }
 
+absl::StatusOr<FitMaterial> ReadMaterial(std::span<const PlaneShape> planes,
+                                         const std::string& path) {
+  KV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+  absl::StatusOr<FitMaterial> material = FitMaterial::Decode(planes, file.text());
+  if (!material.ok()) return Bad(path, std::string(material.status().message()));
+  return material;
+}
+
 absl::StatusOr<FitMaterial> MakeMaterial(const VerbContext& context, const ModelSpec& spec,
                                          const SampleFolder& texts) {
   const CommandLine& line = context.line;
   const std::vector<PlaneShape> planes = PlanesOf(spec);
   if (line.Has("material")) {
-    const std::string path = line.Text("material");
-    KV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-    absl::StatusOr<FitMaterial> material = FitMaterial::Decode(planes, file.text());
-    if (!material.ok()) return Bad(path, std::string(material.status().message()));
+    KV_ASSIGN_OR_RETURN(FitMaterial material,
+                        OfFlag("material", ReadMaterial(planes, line.Text("material"))));
+    if (material.group_count > 1 && !line.Has("heads")) {
+      return UsageError("--material " + line.Text("material") +
+                        " was made with --heads: give --heads here too");
+    }
     return material;
   }
   FitMaterial material;
   if (line.Has("metrics")) {
     const std::string path = line.Text("metrics");
-    KV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-    KV_ASSIGN_OR_RETURN(const auto numbers, NumbersOf<float>(file, path));
-    KV_ASSIGN_OR_RETURN(material.metrics, SplitMetrics(planes, numbers, path));
+    KV_ASSIGN_OR_RETURN(const Numbers numbers, OfFlag("metrics", ReadNumbers(path)));
+    KV_ASSIGN_OR_RETURN(material.metrics,
+                        OfFlag("metrics", SplitMetrics(planes, numbers.of_file, path)));
   }
   if (line.Has("queries")) {
     const std::string path = line.Text("queries");
-    KV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-    KV_ASSIGN_OR_RETURN(const auto numbers, NumbersOf<float>(file, path));
-    KV_ASSIGN_OR_RETURN(const QueryStatistics queries, SplitQueries(planes, numbers, path));
-    Progress progress(context.err);
+    KV_ASSIGN_OR_RETURN(const Numbers numbers, OfFlag("queries", ReadNumbers(path)));
+    KV_ASSIGN_OR_RETURN(const QueryStatistics queries,
+                        OfFlag("queries", SplitQueries(planes, numbers.of_file, path)));
+    Progress progress(context.err, context.err_is_terminal);
     ImportanceFitOptions options;
     options.group_per_head = line.Has("heads");
     options.covariance_rank =
@@ -149,7 +173,7 @@ absl::StatusOr<std::vector<PredictorInput>> ReadInputs(const std::string& names)
           return name == absl::string_view(input.name.data(), input.name.size());
         });
     if (found == std::end(kInputs)) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return UsageError(absl::StrCat(
           "--inputs: '", name, "' is none; they are below, two-below, first-layer and same-k"));
     }
     inputs.push_back(found->input);
@@ -181,11 +205,11 @@ absl::StatusOr<ResidualFitOptions> ReadFitOptions(const CommandLine& line, bool 
     if (level.step > 0) options.levels.push_back(level);
   }
   if (options.levels.empty()) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         has_metrics
             ? "no level is left: give one of --high, --near-exact and --small a step above 0"
             : "without --metrics or --material there are no default steps: give --high, "
-              "--near-exact or --small, in deviations of what predictions leave");
+              "--near-exact or --small one above 0, in deviations of what predictions leave");
   }
   return options;
 }
@@ -198,7 +222,7 @@ absl::StatusOr<std::vector<double>> EstimateBits(const VerbContext& context, Mod
   spec.block_tokens = kEstimatedBlockTokens;
   KV_RETURN_IF_ERROR(spec.Validate());
   KV_ASSIGN_OR_RETURN(const auto codec, ResidualCodec::Create(spec, BodyDigest(body), profile));
-  Progress progress(context.err);
+  Progress progress(context.err, context.err_is_terminal);
   std::vector<double> bits;
   std::vector<const KvSample*> chosen;
   for (const KvSample& text : texts.samples) {
@@ -253,46 +277,57 @@ std::string Number(const char* format, double value) {
 
 Table::Column RightAligned(std::string title) { return {std::move(title), Table::Align::kRight}; }
 
-// Writes a draft, or with --measured a whole profile. Gives its size.
+// What --measured names; no value where it is not given.
+absl::StatusOr<std::optional<MeasuredFigures>> ReadMeasured(const CommandLine& line) {
+  if (!line.Has("measured")) return std::optional<MeasuredFigures>();
+  return OfFlag("measured", ReadMeasuredFigures(line.Text("measured")));
+}
+
+// Writes a draft, or with figures a whole profile. Gives its size.
 absl::StatusOr<std::size_t> WriteProfile(const CommandLine& line, const CodecKey& codec_key,
                                          std::string_view body,
-                                         std::span<const ResidualLevel> levels) {
-  std::string bytes;
-  if (line.Has("measured")) {
-    const std::string path = line.Text("measured");
-    KV_ASSIGN_OR_RETURN(const MeasuredFigures measured, ReadMeasuredFigures(path));
-    absl::StatusOr<std::string> sealed = SealProfile(codec_key, body, levels, measured);
-    if (!sealed.ok()) return Bad(path, std::string(sealed.status().message()));
+                                         std::span<const ResidualLevel> levels,
+                                         const std::optional<MeasuredFigures>& measured) {
+  std::string bytes = EncodeDraft(codec_key, body);
+  if (measured.has_value()) {
+    absl::StatusOr<std::string> sealed = SealProfile(codec_key, body, levels, *measured);
+    if (!sealed.ok()) {
+      return OfFlag("measured", Bad(line.Text("measured"), std::string(sealed.status().message())));
+    }
     bytes = *std::move(sealed);
-  } else {
-    bytes = EncodeDraft(codec_key, body);
   }
-  KV_RETURN_IF_ERROR(WriteFile(line.Text("out"), bytes));
+  KV_RETURN_IF_ERROR(OfFlag("out", WriteFile(line.Text("out"), bytes)));
   return bytes.size();
 }
 
 absl::StatusOr<std::size_t> Material(const VerbContext& context) {
-  KV_ASSIGN_OR_RETURN(const ModelSpec spec, ReadModelSpec(context.line.Text("spec")));
-  KV_ASSIGN_OR_RETURN(const SampleFolder texts, ReadSamples(spec, context.line.Text("samples")));
+  const CommandLine& line = context.line;
+  KV_RETURN_IF_ERROR(OfFlag("out", CheckCanWrite(line.Text("out"))));
+  KV_ASSIGN_OR_RETURN(const ModelSpec spec, OfFlag("spec", ReadModelSpec(line.Text("spec"))));
+  KV_ASSIGN_OR_RETURN(const SampleFolder texts,
+                      OfFlag("samples", ReadSamples(spec, line.Text("samples"))));
   KV_ASSIGN_OR_RETURN(const FitMaterial material, MakeMaterial(context, spec, texts));
   const std::string bytes = material.Encode(PlanesOf(spec));
-  KV_RETURN_IF_ERROR(WriteFile(context.line.Text("out"), bytes));
+  KV_RETURN_IF_ERROR(OfFlag("out", WriteFile(line.Text("out"), bytes)));
   return bytes.size();
 }
 
 absl::Status Fit(const VerbContext& context) {
   const CommandLine& line = context.line;
-  KV_ASSIGN_OR_RETURN(const ModelSpec spec, ReadModelSpec(line.Text("spec")));
   KV_ASSIGN_OR_RETURN(ResidualFitOptions options,
                       ReadFitOptions(line, line.Has("metrics") || line.Has("material")));
-  KV_ASSIGN_OR_RETURN(const SampleFolder texts, ReadSamples(spec, line.Text("samples")));
+  KV_RETURN_IF_ERROR(OfFlag("out", CheckCanWrite(line.Text("out"))));
+  KV_ASSIGN_OR_RETURN(const auto measured, ReadMeasured(line));
+  KV_ASSIGN_OR_RETURN(const ModelSpec spec, OfFlag("spec", ReadModelSpec(line.Text("spec"))));
+  KV_ASSIGN_OR_RETURN(const SampleFolder texts,
+                      OfFlag("samples", ReadSamples(spec, line.Text("samples"))));
   KV_ASSIGN_OR_RETURN(FitMaterial material, MakeMaterial(context, spec, texts));
   if (line.Has("no-metric")) material.metrics.clear();
 
   const auto begin = std::chrono::steady_clock::now();
   absl::StatusOr<ResidualProfile> profile;
   {
-    Progress progress(context.err);
+    Progress progress(context.err, context.err_is_terminal);
     options.progress = [&](double done_share, std::string_view what) {
       progress.Report(done_share, what);
     };
@@ -302,7 +337,7 @@ absl::Status Fit(const VerbContext& context) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const std::string body = profile->EncodeBody();
   KV_ASSIGN_OR_RETURN(const std::size_t bytes,
-                      WriteProfile(line, profile->codec_key, body, profile->levels));
+                      WriteProfile(line, profile->codec_key, body, profile->levels, measured));
   KV_ASSIGN_OR_RETURN(const std::vector<double> bits,
                       EstimateBits(context, spec, texts, *profile, body));
 
@@ -355,11 +390,12 @@ absl::Status Fit(const VerbContext& context) {
 }
 
 absl::StatusOr<std::size_t> SealFile(const VerbContext& context) {
-  const std::string& path = context.positional(1);
+  const std::string& path = context.positional(0);
   KV_ASSIGN_OR_RETURN(const ProfileFile profile, ReadProfileFile(path));
   const absl::StatusOr<ResidualProfile> body = ResidualProfile::DecodeBody(profile.body);
   if (!body.ok()) return Bad(path, std::string(body.status().message()));
-  return WriteProfile(context.line, profile.codec_key, profile.body, body->levels);
+  KV_ASSIGN_OR_RETURN(const auto measured, ReadMeasured(context.line));
+  return WriteProfile(context.line, profile.codec_key, profile.body, body->levels, measured);
 }
 
 ExitCode PrintBytes(const VerbContext& context, const absl::StatusOr<std::size_t>& bytes) {
@@ -376,7 +412,7 @@ ExitCode PrintBytes(const VerbContext& context, const absl::StatusOr<std::size_t
 
 ExitCode RunProfileMaterial(const VerbContext& context) {
   if (!context.line.Has("queries") && !context.line.Has("metrics")) {
-    return context.RefuseUsage("profile material: needs --queries, --metrics or both");
+    return context.RefuseUsage("needs --queries, --metrics or both");
   }
   return PrintBytes(context, Material(context));
 }
@@ -384,8 +420,7 @@ ExitCode RunProfileMaterial(const VerbContext& context) {
 ExitCode RunProfileFit(const VerbContext& context) {
   if (context.line.Has("material") &&
       (context.line.Has("queries") || context.line.Has("metrics"))) {
-    return context.RefuseUsage(
-        "profile fit: --material has queries and metrics in it; give one or the other");
+    return context.RefuseUsage("--material has queries and metrics in it; give one or the other");
   }
   const absl::Status status = Fit(context);
   return status.ok() ? ExitCode::kOk : context.Fail(status);

@@ -1,12 +1,12 @@
 #include "client/ctl/selection.h"
 
 #include <charconv>
-#include <fstream>
-#include <sstream>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "client/ctl/exit_code.h"
 #include "client/ctl/format.h"
+#include "client/ctl/profile_files.h"
 #include "storage/base/status_macros.h"
 #include "storage/kv/ids.h"
 
@@ -21,8 +21,7 @@ absl::StatusOr<std::string> ParseTokens(std::string_view text) {
     TokenId token = 0;
     const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), token);
     if (error != std::errc() || end != number.data() + number.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--tokens: '", std::string(number), "' is not a token"));
+      return UsageError(absl::StrCat("--tokens: '", std::string(number), "' is not a token"));
     }
     packed.append(reinterpret_cast<const char*>(&token), sizeof token);
     if (comma == std::string_view::npos) return packed;
@@ -31,15 +30,9 @@ absl::StatusOr<std::string> ParseTokens(std::string_view text) {
 }
 
 absl::StatusOr<std::string> ReadTokensFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::InvalidArgumentError(absl::StrCat("--tokens-file: cannot open ", path));
-  std::ostringstream content;
-  content << file.rdbuf();
-  std::string packed = content.str();
-  if (packed.empty() || packed.size() % sizeof(TokenId) != 0) {
-    return absl::InvalidArgumentError("--tokens-file: not a whole number of tokens");
-  }
-  return packed;
+  KV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+  KV_RETURN_IF_ERROR(NumbersOf<TokenId>(file, path).status());
+  return std::string(file.text());
 }
 
 }  // namespace
@@ -64,14 +57,15 @@ bool NamesPrefix(const CommandLine& line) { return line.Has("tokens") || line.Ha
 
 absl::StatusOr<v1::Prefix> ReadPrefix(AdminClient& admin, const CommandLine& line) {
   if (line.Has("tokens") == line.Has("tokens-file")) {
-    return absl::InvalidArgumentError("a prefix needs --tokens or --tokens-file");
+    return UsageError("a prefix needs --tokens or --tokens-file, and not both");
   }
-  if (!line.Has("model")) return absl::InvalidArgumentError("a prefix needs --model");
+  if (!line.Has("model")) return UsageError("a prefix needs --model");
   v1::Prefix prefix;
   if (line.Has("tokens")) {
     KV_ASSIGN_OR_RETURN(*prefix.mutable_tokens(), ParseTokens(line.Text("tokens")));
   } else {
-    KV_ASSIGN_OR_RETURN(*prefix.mutable_tokens(), ReadTokensFile(line.Text("tokens-file")));
+    KV_ASSIGN_OR_RETURN(*prefix.mutable_tokens(),
+                        OfFlag("tokens-file", ReadTokensFile(line.Text("tokens-file"))));
   }
   KV_ASSIGN_OR_RETURN(*prefix.mutable_model_id(), ResolveModel(admin, line.Text("model")));
   prefix.set_salt(line.Text("salt"));

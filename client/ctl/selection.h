@@ -17,7 +17,7 @@ namespace kvtrie {
 absl::StatusOr<std::string> ResolveModel(AdminClient& admin, const std::string& text);
 
 // The path of --model with --tokens (numbers with commas between) or --tokens-file (u32le), and
-// --salt. InvalidArgument: not well-formed.
+// --salt. UsageError: the command line is not well-formed. InvalidArgument, NotFound: the file.
 inline constexpr FlagSpec kTokensFlag{"tokens", FlagSpec::Kind::kText,
                                       "tokens of a prefix, from position 0, with commas between"};
 inline constexpr FlagSpec kTokensFileFlag{"tokens-file", FlagSpec::Kind::kText,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "client/ctl/bench_run.h"
+#include "client/ctl/bench_workload.h"
 #include "client/ctl/format.h"
 #include "client/ctl/process_cpu.h"
 #include "client/ctl/table.h"
@@ -72,7 +73,7 @@ ExitCode Run(const VerbContext& context) {
   options.op = context.positional(0);
   if (options.op != "put" && options.op != "get" && options.op != "lookup" &&
       options.op != "mixed") {
-    return context.RefuseUsage("bench: put, get, lookup or mixed, not '" + options.op + "'");
+    return context.RefuseUsage("put, get, lookup or mixed, not '" + options.op + "'");
   }
   const CommandLine& line = context.line;
   options.client.targets = {context.server};
@@ -101,11 +102,15 @@ ExitCode Run(const VerbContext& context) {
     if (QualityName(static_cast<v1::Quality>(level)) == quality) options.quality = level;
   }
   if (options.op == "lookup" && options.quality != Quality::kExact) {
-    return context.RefuseUsage("bench: lookup reads no blocks; leave --quality away");
+    return context.RefuseUsage("lookup reads no blocks; leave --quality away");
+  }
+  if (const auto model = BenchModel(options.block_bytes); !model.ok()) {
+    return context.RefuseUsage("--block-bytes: " + std::string(model.status().message()) +
+                               ": take a power of two");
   }
   options.server_pid = ServerPid(context);
   if (options.cold && (options.warmup || options.repeat > 1)) {
-    return context.RefuseUsage("bench: --cold reads each block once");
+    return context.RefuseUsage("--cold reads each block once");
   }
   if (!options.server_pid.has_value()) {
     context.err << "kvtrie: the server's process is not known: its CPU time is left out\n";

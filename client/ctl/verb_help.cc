@@ -1,6 +1,5 @@
 #include "client/ctl/verb_help.h"
 
-#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -40,18 +39,35 @@ void PrintColumns(std::ostream& out, std::string_view left, std::string_view rig
   out << right << "\n";
 }
 
+// "fit --spec TEXT --out TEXT [FLAGS]".
+std::string Synopsis(const std::string& name, const Verb& verb) {
+  std::string synopsis = name;
+  if (!verb.positionals.empty()) absl::StrAppend(&synopsis, " ", std::string(verb.positionals));
+  bool more = false;
+  for (const FlagSpec& flag : verb.flags) {
+    if (flag.required) absl::StrAppend(&synopsis, " ", FlagUsage(flag));
+    more |= !flag.required;
+  }
+  if (more) synopsis += " [FLAGS]";
+  return synopsis;
+}
+
 ExitCode Run(const VerbContext& context) {
-  if (context.line.positionals().empty()) {
+  const Verb* verb = nullptr;
+  std::string name;
+  auto choices = AllVerbs();
+  for (const std::string& word : context.line.positionals()) {
+    verb = FindVerb(choices, word);
+    if (verb == nullptr) return context.RefuseUsage("unknown command '" + word + "'");
+    absl::StrAppend(&name, name.empty() ? "" : " ", word);
+    choices = verb->actions;
+  }
+  if (verb == nullptr) {
     PrintHelp(context.out);
-    return ExitCode::kOk;
+  } else {
+    PrintVerbHelp(name, *verb, context.out);
   }
-  for (const Verb* verb : AllVerbs()) {
-    if (verb->name == context.positional(0)) {
-      PrintVerbHelp(*verb, context.out);
-      return ExitCode::kOk;
-    }
-  }
-  return context.RefuseUsage("unknown command '" + context.positional(0) + "'");
+  return ExitCode::kOk;
 }
 
 }  // namespace
@@ -80,12 +96,16 @@ void PrintHelp(std::ostream& out) {
          "'kvtrie help COMMAND' has the flags of a command.\n";
 }
 
-void PrintVerbHelp(const Verb& verb, std::ostream& out) {
-  out << "usage: kvtrie " << verb.name;
-  if (!verb.positionals.empty()) out << " " << verb.positionals;
-  if (!verb.flags.empty()) out << " [FLAGS]";
-  out << "\n\n" << verb.summary << "\n";
+void PrintVerbHelp(const std::string& name, const Verb& verb, std::ostream& out) {
+  out << "usage: kvtrie " << Synopsis(name, verb) << "\n\n" << verb.summary << "\n";
   if (!verb.details.empty()) out << "\n" << verb.details << "\n";
+  if (!verb.actions.empty()) {
+    out << "\nactions:\n";
+    for (const Verb* action : verb.actions) {
+      PrintColumns(out, Synopsis(std::string(action->name), *action), action->summary);
+    }
+    out << "\n'kvtrie help " << name << " ACTION' has the flags of an action.\n";
+  }
   if (verb.flags.empty()) return;
   out << "\nflags:\n";
   for (const FlagSpec& flag : verb.flags) PrintColumns(out, FlagUsage(flag), flag.help);
@@ -93,9 +113,9 @@ void PrintVerbHelp(const Verb& verb, std::ostream& out) {
 
 const Verb kHelpVerb{
     .name = "help",
-    .positionals = "[COMMAND]",
+    .positionals = "[COMMAND [ACTION]]",
     .positionals_min = 0,
-    .positionals_max = 1,
+    .positionals_max = 2,
     .summary = "print this, or how a command is used",
     .details = "",
     .flags = {},

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ostream>
+#include <string>
 
 #include "client/ctl/verb.h"
 
@@ -9,6 +10,7 @@ namespace kvtrie {
 extern const Verb kHelpVerb;
 
 void PrintHelp(std::ostream& out);
-void PrintVerbHelp(const Verb& verb, std::ostream& out);
+// `name`: of the command as it is typed, "profile fit", say.
+void PrintVerbHelp(const std::string& name, const Verb& verb, std::ostream& out);
 
 }  // namespace kvtrie

@@ -70,18 +70,17 @@ absl::Status ReadParent(const VerbContext& context, AdminClient& admin,
 ExitCode Run(const VerbContext& context) {
   const int named =
       (context.line.positionals().empty() ? 0 : 1) + (NamesPrefix(context.line) ? 1 : 0);
-  if (named > 1) return context.RefuseUsage("ls: a node or a prefix, not both");
+  if (named > 1) return context.RefuseUsage("a node or a prefix, not both");
   if (named == 0 && !context.line.Has("model")) {
-    return context.RefuseUsage("ls: needs a node, --model, or a prefix");
+    return context.RefuseUsage("needs a node, --model, or a prefix");
   }
   if (!context.line.positionals().empty() && !IdFromHex(context.positional(0))) {
-    return context.RefuseUsage("ls: '" + context.positional(0) + "' is not an id");
+    return context.RefuseUsage("'" + context.positional(0) + "' is not an id");
   }
   AdminClient admin = context.Admin();
   v1::ListNodesRequest request;
   if (absl::Status status = ReadParent(context, admin, &request); !status.ok()) {
-    return absl::IsInvalidArgument(status) ? context.RefuseUsage(std::string(status.message()))
-                                           : context.Fail(status);
+    return context.Fail(status);
   }
 
   std::uint64_t left = context.line.Number("limit", kPageNodes);

@@ -24,21 +24,18 @@ ExitCode Run(const VerbContext& context) {
   const CommandLine& line = context.line;
   const int named = (line.positionals().empty() ? 0 : 1) + (NamesPrefix(line) ? 1 : 0) +
                     (line.Has("extend") ? 1 : 0);
-  if (named != 1) return context.RefuseUsage("pin: needs one of: a node, a prefix, --extend");
+  if (named != 1) return context.RefuseUsage("needs one of: a node, a prefix, --extend");
   v1::PinRequest request;
   request.set_seconds(static_cast<std::uint32_t>(line.Number("seconds", kSecondsDefault)));
   if (NamesPrefix(line)) {
     AdminClient admin = context.Admin();
     auto prefix = ReadPrefix(admin, line);
-    if (absl::IsInvalidArgument(prefix.status())) {
-      return context.RefuseUsage("pin: " + std::string(prefix.status().message()));
-    }
     if (!prefix.ok()) return context.Fail(prefix.status());
     *request.mutable_selection()->mutable_prefix() = *std::move(prefix);
   } else {
     const std::string text = line.Has("extend") ? line.Text("extend") : context.positional(0);
     const auto id = IdFromHex(text);
-    if (!id) return context.RefuseUsage("pin: '" + text + "' is not an id");
+    if (!id) return context.RefuseUsage("'" + text + "' is not an id");
     if (line.Has("extend")) {
       request.set_pin_id(*id);
     } else {

@@ -1,12 +1,9 @@
 #include "client/ctl/verb_profile.h"
 
-#include <algorithm>
-#include <iterator>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
 
+#include "absl/status/status.h"
 #include "client/ctl/format.h"
 #include "client/ctl/json_views.h"
 #include "client/ctl/profile_code.h"
@@ -19,18 +16,15 @@ namespace kvtrie {
 namespace {
 
 ExitCode Put(const VerbContext& context) {
-  const auto content = MappedFile::Open(context.positional(1));
-  if (!content.ok()) {
-    return context.RefuseUsage("profile put: " + std::string(content.status().message()));
-  }
+  const std::string& path = context.positional(0);
+  const auto content = MappedFile::Open(path);
+  if (!content.ok()) return context.Fail(content.status());
   if (content->bytes().size() > kProfileBytesMax) {
-    return context.RefuseUsage("profile put: " + context.positional(1) +
-                               " is larger than any profile");
+    return context.Fail(absl::InvalidArgumentError(path + ": is larger than any profile"));
   }
-  if (const auto file = ReadProfileFile(context.positional(1)); file.ok() && file->levels.empty()) {
-    return context.RefuseUsage("profile put: " + context.positional(1) +
-                               " is a draft: measure its levels, and seal it with `kvtrie profile "
-                               "seal`");
+  if (const auto file = ReadProfileFile(path); file.ok() && file->levels.empty()) {
+    return context.Fail(absl::InvalidArgumentError(
+        path + ": is a draft: measure its levels, and seal it with `kvtrie profile seal`"));
   }
   const auto profile = context.Cache()->PutProfile(content->bytes());
   if (!profile.ok()) return context.Fail(profile.status());
@@ -43,9 +37,11 @@ ExitCode Put(const VerbContext& context) {
 }
 
 ExitCode Get(const VerbContext& context, const ProfileId& id) {
+  const std::string& path = context.positional(1);
+  if (const absl::Status can = CheckCanWrite(path); !can.ok()) return context.Fail(can);
   const auto content = context.Cache()->GetProfile(id);
   if (!content.ok()) return context.Fail(content.status());
-  const absl::Status written = WriteFile(context.positional(2), AsText(*content));
+  const absl::Status written = WriteFile(path, AsText(*content));
   return written.ok() ? ExitCode::kOk : context.Fail(written);
 }
 
@@ -54,139 +50,152 @@ ExitCode Remove(const VerbContext& context, const ProfileId& id) {
   return status.ok() ? ExitCode::kOk : context.Fail(status);
 }
 
-// Flags that several of the verb's commands take; each names those that it must have, and may.
-const FlagSpec kFlags[] = {
-    {"spec", FlagSpec::Kind::kText, "material, fit, code: JSON of the model's ModelSpec"},
-    {"samples", FlagSpec::Kind::kText,
-     "material, fit: folder of NAME.tokens, NAME.kv and NAME.importance"},
-    {"queries", FlagSpec::Kind::kText,
-     "material, fit: f32 means [layer][query head][k_head_dim], then covariances"},
-    {"metrics", FlagSpec::Kind::kText,
-     "material, fit: f32 [plane][KV head][dim][dim], what an error costs"},
-    {"heads", FlagSpec::Kind::kSwitch, "material, fit: steps and matrices for each KV head"},
-    {"rank", FlagSpec::Kind::kNumber, "material, fit: kept of each query covariance (8)", 0, 4096},
-    {"material", FlagSpec::Kind::kText, "fit: file of `profile material`"},
-    {"high", FlagSpec::Kind::kReal, "fit: step in units of the metric (0.00115); 0: no such level"},
-    {"near-exact", FlagSpec::Kind::kReal, "fit: the same (0.00031)"},
-    {"small", FlagSpec::Kind::kReal, "fit: the same (0.0028)"},
-    {"importance", FlagSpec::Kind::kReal, "fit: how far steps follow importance (0.9)"},
-    {"rate-weight", FlagSpec::Kind::kReal, "fit: of bits against error in rounding (0.08)"},
-    {"inputs", FlagSpec::Kind::kText, "fit: of predictors (below,two-below,first-layer,same-k)"},
-    {"shrinkage", FlagSpec::Kind::kReal, "fit: of metrics towards their mean (0.1)"},
-    {"ridge", FlagSpec::Kind::kReal, "fit: of predictors (0.002)"},
-    {"table", FlagSpec::Kind::kNumber, "fit: tokens whose layer 0 is kept, at most (8192)", 0,
-     1 << 20},
-    {"no-metric", FlagSpec::Kind::kSwitch, "fit: each component counts by its variance"},
-    {"energy-prior", FlagSpec::Kind::kNumber,
-     "fit: sixteenths; the more, the less tables follow the energy seen (96)", 1, 65535},
-    {"energy-carried", FlagSpec::Kind::kReal, "fit: share of its excess for the next plane (0.5)"},
-    {"rounds", FlagSpec::Kind::kNumber,
-     "fit: passes that settle tables; code: repetitions, the fastest counts (1)", 1, 100},
-    {"measured", FlagSpec::Kind::kText, "fit, seal: JSON of what was measured of this very body"},
-    {"profile", FlagSpec::Kind::kText, "code: file of `profile fit` or `seal`"},
-    {"level", FlagSpec::Kind::kChoice, "code: quality", 0, 0, "exact|near-exact|high|small"},
-    {"block-tokens", FlagSpec::Kind::kNumber, "code: tokens of a block (the spec's)", 1, 1024},
-    {"tokens", FlagSpec::Kind::kText, "code: file of u32 token ids, from position 0 on"},
-    {"kv", FlagSpec::Kind::kText, "code: raw KV of these tokens, as one block"},
-    {"token-importance", FlagSpec::Kind::kText,
-     "code: f32 per token, 1 for an average one (estimated)"},
-    {"out", FlagSpec::Kind::kText, "material, fit, seal, code: file to write"},
-};
-
-struct Command {
-  std::string_view name;
-  std::size_t argument_count;
-  std::string_view arguments;  // for people
-  std::vector<std::string_view> needed;
-  std::vector<std::string_view> taken;
-  ExitCode (*run)(const VerbContext& context);
-};
-
 template <ExitCode (*run)(const VerbContext&, const ProfileId&)>
 ExitCode WithId(const VerbContext& context) {
-  const auto bytes = IdFromHex(context.positional(1));
+  const auto bytes = IdFromHex(context.positional(0));
   const auto id = bytes ? ProfileId::FromBytes(*bytes) : std::nullopt;
-  if (!id) {
-    return context.RefuseUsage("profile " + context.positional(0) + ": '" + context.positional(1) +
-                               "' is not an id");
-  }
+  if (!id) return context.RefuseUsage("'" + context.positional(0) + "' is not an id");
   return run(context, *id);
 }
 
-const Command kCommands[] = {
-    {"put", 1, "a file", {}, {}, Put},
-    {"get", 2, "an id and a file", {}, {}, WithId<Get>},
-    {"rm", 1, "an id", {}, {}, WithId<Remove>},
-    {"material",
-     0,
-     "no argument, but flags",
-     {"spec", "samples", "out"},
-     {"queries", "metrics", "heads", "rank"},
-     RunProfileMaterial},
-    {"fit",
-     0,
-     "no argument, but flags",
-     {"spec", "samples", "out"},
-     {"queries", "metrics", "heads", "rank", "material", "high", "near-exact", "small",
-      "importance", "rate-weight", "inputs", "shrinkage", "ridge", "table", "no-metric",
-      "energy-prior", "energy-carried", "rounds", "measured"},
-     RunProfileFit},
-    {"seal", 1, "a file", {"measured", "out"}, {}, RunProfileSeal},
-    {"code",
-     0,
-     "no argument, but flags",
-     {"spec", "profile", "level", "tokens", "kv"},
-     {"block-tokens", "token-importance", "rounds", "out"},
-     RunProfileCode},
+constexpr FlagSpec kSpec =
+    FlagSpec{"spec", FlagSpec::Kind::kText, "JSON of the model's ModelSpec"}.Required();
+constexpr FlagSpec kSamples =
+    FlagSpec{"samples", FlagSpec::Kind::kText, "folder of NAME.tokens, NAME.kv and NAME.importance"}
+        .Required();
+constexpr FlagSpec kQueries{"queries", FlagSpec::Kind::kText,
+                            "file of f32: means [layer][query head][k_head_dim], then covariances"};
+constexpr FlagSpec kMetrics{"metrics", FlagSpec::Kind::kText,
+                            "file of f32 [plane][KV head][dim][dim], what an error costs"};
+constexpr FlagSpec kHeads{"heads", FlagSpec::Kind::kSwitch, "steps and matrices for each KV head"};
+constexpr FlagSpec kRank{"rank", FlagSpec::Kind::kNumber, "kept of each query covariance (8)", 0,
+                         4096};
+constexpr FlagSpec kMeasured{"measured", FlagSpec::Kind::kText,
+                             "JSON of what was measured of this very body"};
+constexpr FlagSpec kOut{"out", FlagSpec::Kind::kText, "file to write"};
+
+const FlagSpec kMaterialFlags[] = {kSpec,  kSamples, kOut.Required(), kQueries, kMetrics,
+                                   kHeads, kRank};
+
+const FlagSpec kFitFlags[] = {
+    kSpec,
+    kSamples,
+    kOut.Required(),
+    {"material", FlagSpec::Kind::kText,
+     "file of `profile material`, in place of --queries and --metrics"},
+    kQueries,
+    kMetrics,
+    kRank,
+    kHeads,
+    {"high", FlagSpec::Kind::kReal, "step in units of the metric (0.00115); 0: no such level"},
+    {"near-exact", FlagSpec::Kind::kReal, "the same (0.00031)"},
+    {"small", FlagSpec::Kind::kReal, "the same (0.0028)"},
+    {"importance", FlagSpec::Kind::kReal, "how far steps follow importance (0.9)"},
+    {"rate-weight", FlagSpec::Kind::kReal, "of bits against error in rounding (0.08)"},
+    {"inputs", FlagSpec::Kind::kText, "of predictors (below,two-below,first-layer,same-k)"},
+    {"shrinkage", FlagSpec::Kind::kReal, "of metrics towards their mean (0.1)"},
+    FlagSpec{"ridge", FlagSpec::Kind::kReal, "of predictors (0.002)"}.AboveZero(),
+    {"table", FlagSpec::Kind::kNumber, "tokens whose layer 0 is kept, at most (8192)", 0, 1 << 20},
+    {"no-metric", FlagSpec::Kind::kSwitch, "each component counts by its variance"},
+    {"energy-prior", FlagSpec::Kind::kNumber,
+     "sixteenths; the more, the less tables follow the energy seen (96)", 1, 65535},
+    FlagSpec{"energy-carried", FlagSpec::Kind::kReal,
+             "share of its excess for the next plane (0.5)"}
+        .AtMost(1),
+    {"rounds", FlagSpec::Kind::kNumber, "passes that settle tables (1)", 1, 100},
+    kMeasured,
 };
 
-ExitCode Run(const VerbContext& context) {
-  const std::string& name = context.positional(0);
-  const auto command = std::find_if(std::begin(kCommands), std::end(kCommands),
-                                    [&](const Command& of) { return of.name == name; });
-  if (command == std::end(kCommands)) {
-    return context.RefuseUsage("profile: '" + name +
-                               "' is not put, get, rm, material, fit, seal or code");
-  }
-  if (context.line.positionals().size() - 1 != command->argument_count) {
-    return context.RefuseUsage("profile " + name + ": needs " + std::string(command->arguments));
-  }
-  for (const std::string_view flag : command->needed) {
-    if (!context.line.Has(flag)) {
-      return context.RefuseUsage("profile " + name + ": needs --" + std::string(flag));
-    }
-  }
-  for (const FlagSpec& flag : kFlags) {
-    const auto is_it = [&](std::string_view other) { return other == flag.name; };
-    if (context.line.Has(flag.name) && std::ranges::none_of(command->needed, is_it) &&
-        std::ranges::none_of(command->taken, is_it)) {
-      return context.RefuseUsage("profile " + name + ": does not take --" + std::string(flag.name));
-    }
-  }
-  return command->run(context);
-}
+const FlagSpec kSealFlags[] = {kMeasured.Required(), kOut.Required()};
+
+const FlagSpec kCodeFlags[] = {
+    kSpec,
+    FlagSpec{"profile", FlagSpec::Kind::kText, "file of `profile fit` or `seal`"}.Required(),
+    FlagSpec{"level", FlagSpec::Kind::kChoice, "quality", 0, 0, "exact|near-exact|high|small"}
+        .Required(),
+    FlagSpec{"tokens", FlagSpec::Kind::kText, "file of u32 token ids, from position 0 on"}
+        .Required(),
+    FlagSpec{"kv", FlagSpec::Kind::kText, "raw KV of these tokens, as one block"}.Required(),
+    {"block-tokens", FlagSpec::Kind::kNumber, "tokens of a block (the spec's)", 1, 1024},
+    {"token-importance", FlagSpec::Kind::kText,
+     "file of f32, one per token, 1 for an average one (estimated)"},
+    {"rounds", FlagSpec::Kind::kNumber, "repetitions, the fastest counts (1)", 1, 100},
+    kOut,
+};
+
+const Verb kPut{
+    .name = "put",
+    .positionals = "FILE",
+    .positionals_min = 1,
+    .positionals_max = 1,
+    .summary = "store a profile, and print its id",
+    .run = Put,
+};
+
+const Verb kGet{
+    .name = "get",
+    .positionals = "ID FILE",
+    .positionals_min = 2,
+    .positionals_max = 2,
+    .summary = "write a stored profile to a file",
+    .run = WithId<Get>,
+};
+
+const Verb kRm{
+    .name = "rm",
+    .positionals = "ID",
+    .positionals_min = 1,
+    .positionals_max = 1,
+    .summary = "remove a profile that no stored frame names",
+    .run = WithId<Remove>,
+};
+
+const Verb kMaterial{
+    .name = "material",
+    .summary = "what is known of a model beside its KV, from --queries, --metrics or both",
+    .flags = kMaterialFlags,
+    .run = RunProfileMaterial,
+};
+
+const Verb kFit{
+    .name = "fit",
+    .summary = "fit a profile to the KV of texts",
+    .details =
+        "Without --measured it is a draft: a level promises what was measured with the model, so "
+        "no server\ntakes a profile of which nothing was.",
+    .flags = kFitFlags,
+    .run = RunProfileFit,
+};
+
+const Verb kSeal{
+    .name = "seal",
+    .positionals = "FILE",
+    .positionals_min = 1,
+    .positionals_max = 1,
+    .summary = "make a draft a profile: write it with what was measured",
+    .flags = kSealFlags,
+    .run = RunProfileSeal,
+};
+
+const Verb kCode{
+    .name = "code",
+    .summary = "code the KV of one text in blocks, restore it, and print JSON of both",
+    .flags = kCodeFlags,
+    .run = RunProfileCode,
+};
+
+const Verb* const kActions[] = {&kPut, &kGet, &kRm, &kMaterial, &kFit, &kSeal, &kCode};
 
 }  // namespace
 
 const Verb kProfileVerb{
     .name = "profile",
-    .positionals = "put FILE | get ID FILE | rm ID | material | fit | seal FILE | code",
-    .positionals_min = 1,
-    .positionals_max = 3,
+    .positionals = "ACTION",
     .summary = "store, read, remove or make a codec profile",
     .details =
-        "put prints the profile's id. A profile that stored frames name is not removed.\n\n"
-        "The others work on files, without a server:\n"
-        "  material  what is known of a model beside its KV, from queries and metrics\n"
-        "  fit       fits a profile to the KV of texts. Without --measured it is a draft: a level "
-        "promises what\n"
-        "            was measured with the model, so no server takes a profile of which nothing "
-        "was\n"
-        "  seal      makes a draft a profile: writes it with what was measured\n"
-        "  code      codes the KV of one text in blocks, and restores it; prints JSON\n"
-        "`python -m kvtrie.calibrate` (client/python) runs them all for a model, and measures.",
-    .flags = kFlags,
-    .run = Run,
+        "material, fit, seal and code work on files, without a server. `python -m "
+        "kvtrie.calibrate`\n(client/python) runs them all for a model, and measures.",
+    .actions = kActions,
 };
 
 }  // namespace kvtrie

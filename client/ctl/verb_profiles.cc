@@ -10,12 +10,12 @@
 namespace kvtrie {
 namespace {
 
-// "high 2.25 b", level by level.
+// "high 2.25, small 1.20": bits per component, level by level.
 std::string Levels(const v1::ProfileEntry& profile) {
   std::string text;
   for (const v1::ProfileLevel& level : profile.levels()) {
     char bits[32];
-    std::snprintf(bits, sizeof bits, " %.2f b", static_cast<double>(level.bits_per_component()));
+    std::snprintf(bits, sizeof bits, " %.2f", static_cast<double>(level.bits_per_component()));
     if (!text.empty()) text += ", ";
     text += std::string(QualityName(level.quality())) + bits;
   }
@@ -34,7 +34,7 @@ ExitCode Run(const VerbContext& context) {
     return ExitCode::kOk;
   }
   Table table({{"PROFILE"},
-               {"LEVELS"},
+               {"LEVELS (BITS/COMPONENT)"},
                {"SIZE", Table::Align::kRight},
                {"MODELS", Table::Align::kRight},
                {"FRAMES", Table::Align::kRight},

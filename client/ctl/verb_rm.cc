@@ -27,10 +27,10 @@ absl::StatusOr<v1::Selection> ReadSelection(const VerbContext& context) {
   const int named = (line.positionals().empty() ? 0 : 1) + (line.Has("session") ? 1 : 0) +
                     (line.Has("all") ? 1 : 0) + (line.Has("model") || prefix ? 1 : 0);
   if (named != 1) {
-    return absl::InvalidArgumentError("needs one of: a node, --model, a prefix, --session, --all");
+    return UsageError("needs one of: a node, --model, a prefix, --session, --all");
   }
   if (line.Has("all") && !line.Has("yes")) {
-    return absl::InvalidArgumentError("--all removes everything: say --yes");
+    return UsageError("--all removes everything: say --yes");
   }
   v1::Selection selection;
   selection.set_unused_for_seconds(static_cast<std::uint32_t>(line.Number("unused-for", 0)));
@@ -40,7 +40,7 @@ absl::StatusOr<v1::Selection> ReadSelection(const VerbContext& context) {
     selection.set_session_id(line.Text("session"));
   } else if (!line.positionals().empty()) {
     auto id = IdFromHex(context.positional(0));
-    if (!id) return absl::InvalidArgumentError("'" + context.positional(0) + "' is not an id");
+    if (!id) return UsageError("'" + context.positional(0) + "' is not an id");
     selection.set_node_id(*std::move(id));
   } else {
     AdminClient admin = context.Admin();
@@ -60,9 +60,6 @@ absl::StatusOr<v1::Selection> ReadSelection(const VerbContext& context) {
 ExitCode Run(const VerbContext& context) {
   v1::DeleteRequest request;
   auto selection = ReadSelection(context);
-  if (absl::IsInvalidArgument(selection.status())) {
-    return context.RefuseUsage("rm: " + std::string(selection.status().message()));
-  }
   if (!selection.ok()) return context.Fail(selection.status());
   *request.mutable_selection() = *std::move(selection);
   const auto deleted = context.Cache()->Delete(request);

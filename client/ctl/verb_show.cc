@@ -45,21 +45,18 @@ void Print(const v1::DescribeNodeResponse& described, std::ostream& out) {
 
 ExitCode Run(const VerbContext& context) {
   if (context.line.positionals().empty() != NamesPrefix(context.line)) {
-    return context.RefuseUsage("show: needs a node or a prefix");
+    return context.RefuseUsage("needs a node or a prefix");
   }
   AdminClient admin = context.Admin();
   v1::DescribeNodeRequest request;
   if (NamesPrefix(context.line)) {
     auto prefix = ReadPrefix(admin, context.line);
-    if (absl::IsInvalidArgument(prefix.status())) {
-      return context.RefuseUsage(std::string(prefix.status().message()));
-    }
     if (!prefix.ok()) return context.Fail(prefix.status());
     *request.mutable_prefix() = *std::move(prefix);
   } else if (auto id = IdFromHex(context.positional(0))) {
     request.set_node_id(*std::move(id));
   } else {
-    return context.RefuseUsage("show: '" + context.positional(0) + "' is not an id");
+    return context.RefuseUsage("'" + context.positional(0) + "' is not an id");
   }
   const auto described = admin.DescribeNode(request);
   if (!described.ok()) return context.Fail(described.status());

@@ -10,7 +10,7 @@ namespace {
 
 ExitCode Run(const VerbContext& context) {
   const auto id = IdFromHex(context.positional(0));
-  if (!id) return context.RefuseUsage("unpin: '" + context.positional(0) + "' is not an id");
+  if (!id) return context.RefuseUsage("'" + context.positional(0) + "' is not an id");
   v1::UnpinRequest request;
   request.set_pin_id(*id);
   const auto unpinned = context.Cache()->Unpin(request);

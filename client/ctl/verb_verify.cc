@@ -4,6 +4,7 @@
 
 #include "client/ctl/format.h"
 #include "client/ctl/json_views.h"
+#include "client/ctl/progress.h"
 
 namespace kvtrie {
 namespace {
@@ -20,25 +21,29 @@ ExitCode Run(const VerbContext& context) {
   v1::VerifyResponse last;
   std::uint64_t findings_count = 0;
   nlohmann::ordered_json findings = nlohmann::json::array();
+  Progress shown(context.err, context.err_is_terminal);
   const absl::Status status =
       context.Admin().Verify(request, [&](const v1::VerifyResponse& progress) {
         last = progress;
-        context.err << "\rchecked " << FormatCount(progress.nodes_checked()) << " of "
-                    << FormatCount(progress.nodes_total()) << " nodes, read "
-                    << FormatBytes(progress.bytes_read()) << "   " << std::flush;
+        shown.Report(progress.nodes_total() == 0 ? 0
+                                                 : static_cast<double>(progress.nodes_checked()) /
+                                                       static_cast<double>(progress.nodes_total()),
+                     "checked " + FormatCount(progress.nodes_checked()) + " of " +
+                         FormatCount(progress.nodes_total()) + " nodes, read " +
+                         FormatBytes(progress.bytes_read()));
         for (const v1::Finding& finding : progress.findings()) {
           if (context.json) {
             findings.push_back(nlohmann::ordered_json{{"node_id", IdToHex(finding.node_id())},
                                                       {"what", finding.what()}});
           } else {
-            context.err << "\n";
+            shown.EndLine();
             context.out << IdToHex(finding.node_id()) << "  " << FormatText(finding.what())
                         << std::endl;
           }
         }
         findings_count += static_cast<std::uint64_t>(progress.findings_size());
       });
-  context.err << "\n";
+  shown.EndLine();
   if (!status.ok()) return context.Fail(status);
   if (context.json) {
     context.out << DumpJson({{"nodes_checked", last.nodes_checked()},

@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -14,6 +18,7 @@ namespace kvtrie {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 struct Outcome {
   ExitCode code;
@@ -61,6 +66,38 @@ TEST(CliTest, EachVerbHasHelp) {
   }
 }
 
+TEST(CliTest, EachActionHasHelpOfItsOwn) {
+  const std::string all = RunKvtrie({"help", "profile"}).out;
+  EXPECT_THAT(all, HasSubstr("usage: kvtrie profile ACTION"));
+  EXPECT_THAT(all, HasSubstr("\n  get ID FILE "));
+  EXPECT_THAT(all, HasSubstr("\n  fit --spec TEXT --samples TEXT --out TEXT [FLAGS]\n"));
+  const Verb* const profile = FindVerb(AllVerbs(), "profile");
+  ASSERT_NE(profile, nullptr);
+  ASSERT_FALSE(profile->actions.empty());
+  for (const Verb* action : profile->actions) {
+    const std::string name(action->name);
+    const Outcome outcome = RunKvtrie({"profile", name, "--help"});
+    EXPECT_EQ(outcome.code, ExitCode::kOk);
+    EXPECT_EQ(RunKvtrie({"help", "profile", name}).out, outcome.out);
+    EXPECT_THAT(outcome.out, StartsWith("usage: kvtrie profile " + name));
+    for (const Verb* other : profile->actions) {
+      for (const FlagSpec& flag : other->flags) {
+        const bool is_own = std::any_of(action->flags.begin(), action->flags.end(),
+                                        [&](const FlagSpec& own) { return own.name == flag.name; });
+        EXPECT_EQ(is_own, outcome.out.find("\n  --" + std::string(flag.name)) != std::string::npos)
+            << name << " --" << flag.name;
+      }
+    }
+  }
+}
+
+TEST(CliTest, AnActionMayStandBehindItsFlags) {
+  const Outcome outcome = RunKvtrie({"profile", "--spec", "fit", "--timeout", "3", "code"});
+  EXPECT_EQ(outcome.code, ExitCode::kUsage);
+  EXPECT_THAT(outcome.err, StartsWith("kvtrie: profile code: needs --profile\n"
+                                      "Try 'kvtrie help profile code'."));
+}
+
 TEST(CliTest, MistakesInTheCommandLineAreUsageErrors) {
   const std::vector<std::string> cases[] = {
       {},
@@ -75,7 +112,6 @@ TEST(CliTest, MistakesInTheCommandLineAreUsageErrors) {
       {"show", std::string(32, '0'), "--tokens", "1"},
       {"show", "--tokens", "1,2"},
       {"show", "--tokens", "1,x", "--model", std::string(32, '0')},
-      {"show", "--tokens-file", "/nonexistent", "--model", std::string(32, '0')},
       {"ls"},
       {"ls", "zz"},
       {"rm"},
@@ -90,7 +126,9 @@ TEST(CliTest, MistakesInTheCommandLineAreUsageErrors) {
       {"profile"},
       {"profile", "nonsense"},
       {"profile", "put"},
-      {"profile", "put", "/nonexistent"},
+      {"profile", "--json"},
+      {"profile", "nonsense", "--help"},
+      {"profile", "fit", "--level", "high"},
       {"profile", "put", "/dev/null", "more"},
       {"profile", "get", std::string(32, '0')},
       {"profile", "get", "zz", "file"},
@@ -100,12 +138,15 @@ TEST(CliTest, MistakesInTheCommandLineAreUsageErrors) {
       {"bench", "nonsense"},
       {"bench", "get", "--batch", "0"},
       {"bench", "get", "--lane", "rdma"},
+      {"bench", "put", "--block-bytes", "33"},
       {"bench", "get", "--cold", "--warmup"},
       {"bench", "get", "--quality", "good"},
       {"bench", "lookup", "--quality", "high"},
       {"completion"},
       {"completion", "fish"},
       {"help", "nonsense"},
+      {"help", "status", "nonsense"},
+      {"help", "profile", "nonsense"},
   };
   for (const auto& arguments : cases) {
     const Outcome outcome = RunKvtrie(arguments);
@@ -113,6 +154,40 @@ TEST(CliTest, MistakesInTheCommandLineAreUsageErrors) {
     EXPECT_FALSE(outcome.err.empty());
     EXPECT_EQ(outcome.out, "");
   }
+}
+
+// What a well-formed line names may still be missing or wrong, which is no mistake in the line.
+TEST(CliTest, FilesThatAreWrongAreNoUsageErrors) {
+  const std::string model(32, '0');
+  const std::string wrong = ::testing::TempDir() + "/kvtrie-cli-wrong";
+  std::ofstream(wrong, std::ios::binary) << "123";
+  for (const auto& [path, code] :
+       {std::pair<std::string, ExitCode>{"/nonexistent/file", ExitCode::kNotFound},
+        {"/dev/null", ExitCode::kFailed},
+        {wrong, ExitCode::kFailed}}) {
+    for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+             {"show", "--tokens-file", path, "--model", model},
+             {"ls", "--tokens-file", path, "--model", model},
+             {"pin", "--tokens-file", path, "--model", model},
+             {"rm", "--tokens-file", path, "--model", model},
+             {"profile", "seal", path, "--measured", path, "--out", wrong + ".out"}}) {
+      const Outcome outcome = RunKvtrie(arguments);
+      EXPECT_EQ(outcome.code, code) << ::testing::PrintToString(arguments) << outcome.err;
+      EXPECT_THAT(outcome.err, HasSubstr(path + ": "));
+    }
+  }
+  EXPECT_EQ(RunKvtrie({"profile", "put", "/nonexistent/file"}).code, ExitCode::kNotFound);
+  EXPECT_EQ(RunKvtrie({"profile", "put", "/dev/null"}).code, ExitCode::kFailed);
+  EXPECT_EQ(RunKvtrie({"profile", "get", model, "/nonexistent/file"}).code, ExitCode::kFailed);
+}
+
+TEST(CliTest, OutputThatCannotBeWrittenIsAFailure) {
+  std::ostream out(nullptr);  // as a full disk is: nothing can be written
+  std::ostringstream err;
+  const CliEnvironment environment{
+      .out = out, .err = err, .variable = [](const std::string&) { return std::nullopt; }};
+  EXPECT_EQ(RunCli(std::vector<std::string>{"version"}, environment), ExitCode::kFailed);
+  EXPECT_THAT(err.str(), HasSubstr("version: the output cannot be written"));
 }
 
 TEST(CliTest, ServerThatIsNotThereIsUnreachable) {
@@ -152,7 +227,31 @@ TEST(CliTest, CompletionKnowsEachVerb) {
     for (const Verb* verb : AllVerbs()) {
       EXPECT_THAT(outcome.out, HasSubstr(std::string(verb->name)));
     }
+    EXPECT_THAT(outcome.out, HasSubstr("\"profile fit\")"));
   }
+}
+
+TEST(CliTest, BashCompletesActionsAndTheirFlags) {
+  const std::string script = ::testing::TempDir() + "/kvtrie-completion";
+  std::ofstream(script) << RunKvtrie({"completion", "bash"}).out;
+  const auto completed = [&](const std::string& words) {
+    const std::string command = "bash -c 'source " + script + "; COMP_WORDS=(kvtrie " + words +
+                                "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _kvtrie; "
+                                "echo ${COMPREPLY[*]}' > " +
+                                script + ".out";
+    EXPECT_EQ(std::system(command.c_str()), 0);
+    std::string line;
+    std::ifstream file(script + ".out");
+    std::getline(file, line);
+    return line;
+  };
+  EXPECT_EQ(completed("prof"), "profiles profile");
+  EXPECT_EQ(completed("profile s"), "seal");
+  EXPECT_EQ(completed("profile seal --o"), "--out");
+  EXPECT_EQ(completed("profile seal --sp"), "");
+  EXPECT_EQ(completed("--server a profile code --sp"), "--spec");
+  EXPECT_EQ(completed("bench lo"), "lookup");
+  EXPECT_EQ(completed("bench lookup --pro"), "--prompts");
 }
 
 TEST(CliTest, VersionIsPlainOrJson) {
@@ -166,6 +265,8 @@ TEST(ExitCodeTest, FollowsFromTheStatus) {
   EXPECT_EQ(ExitCodeOf(absl::UnavailableError("")), ExitCode::kUnreachable);
   EXPECT_EQ(ExitCodeOf(absl::DeadlineExceededError("")), ExitCode::kUnreachable);
   EXPECT_EQ(ExitCodeOf(absl::ResourceExhaustedError("")), ExitCode::kFailed);
+  EXPECT_EQ(ExitCodeOf(absl::InvalidArgumentError("")), ExitCode::kFailed);
+  EXPECT_EQ(ExitCodeOf(UsageError("")), ExitCode::kUsage);
 }
 
 }  // namespace

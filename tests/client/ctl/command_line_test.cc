@@ -18,6 +18,8 @@ const FlagSpec kFlags[] = {
     {"lane", FlagSpec::Kind::kChoice, "", 0, 0, "grpc|shm"},
     {"json", FlagSpec::Kind::kSwitch, ""},
     {"step", FlagSpec::Kind::kReal, ""},
+    FlagSpec{"ridge", FlagSpec::Kind::kReal, ""}.AboveZero(),
+    FlagSpec{"share", FlagSpec::Kind::kReal, ""}.AtMost(1),
 };
 
 absl::StatusOr<CommandLine> Parse(const std::vector<std::string>& arguments) {
@@ -39,6 +41,8 @@ TEST(CommandLineTest, RealNumbersMayHaveAnExponent) {
   const auto line = Parse({"--step", "8.5e-4"});
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(line->Real("step", 1), 8.5e-4);
+  EXPECT_EQ(Parse({"--step", "0"})->Real("step", 1), 0);
+  EXPECT_EQ(Parse({"--share", "1"})->Real("share", 0), 1);
 }
 
 TEST(CommandLineTest, WhatIsNotGivenHasItsDefault) {
@@ -70,6 +74,10 @@ TEST(CommandLineTest, EachMistakeIsNamed) {
       {{"--step", "nan"}, "not a number from 0 on"},
       {{"--step", "inf"}, "not a number from 0 on"},
       {{"--step", "1e999"}, "not a number from 0 on"},
+      {{"--step", "1e300"}, "--step 1e300: must be 0, or 1e-30 to 1e+30"},
+      {{"--step", "1e-300"}, "--step 1e-300: must be 0, or 1e-30 to 1e+30"},
+      {{"--ridge", "0"}, "--ridge 0: must be 1e-30 to 1e+30"},
+      {{"--share", "1.5"}, "--share 1.5: must be 0, or 1e-30 to 1"},
       {{"--count", ""}, "not a number"},
       {{"--count", "3x"}, "not a number"},
       {{"--count", "-3"}, "not a number"},
@@ -85,6 +93,13 @@ TEST(CommandLineTest, EachMistakeIsNamed) {
     ASSERT_TRUE(absl::IsInvalidArgument(line.status())) << message;
     EXPECT_THAT(std::string(line.status().message()), HasSubstr(message));
   }
+}
+
+TEST(OfFlagTest, NamesTheFlagAndKeepsTheCode) {
+  EXPECT_EQ(OfFlag("out", absl::NotFoundError("file: is not there")),
+            absl::NotFoundError("--out file: is not there"));
+  EXPECT_TRUE(OfFlag("out", absl::OkStatus()).ok());
+  EXPECT_EQ(*OfFlag("out", absl::StatusOr<int>(7)), 7);
 }
 
 }  // namespace

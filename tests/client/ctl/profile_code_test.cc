@@ -158,11 +158,71 @@ TEST_F(ProfileCodeTest, MistakesAreNamedWithTheirCure) {
   EXPECT_THAT(run({"--kv", folder_ / "none"}), HasSubstr("none: cannot be opened"));
   EXPECT_THAT(run({"--tokens", folder_ / "short"}), HasSubstr("has 10 tokens, and a block has 16"));
   EXPECT_THAT(run({"--profile", folder_ / "short"}), HasSubstr("is neither a profile nor a draft"));
-  EXPECT_THAT(run({"--out", folder_ / "none/out"}), HasSubstr("cannot be written"));
+  EXPECT_THAT(run({"--out", folder_ / "none/out", "--spec", folder_ / "other.json"}),
+              HasSubstr("--out " + (folder_ / "none/out") + ": cannot be written"));
+  folder_.Write("empty", "");
+  for (const char* flag : {"--spec", "--profile", "--tokens", "--kv"}) {
+    EXPECT_THAT(run({flag, folder_ / "empty"}),
+                HasSubstr(flag + (" " + (folder_ / "empty")) + ": is empty"));
+  }
   ASSERT_EQ(
       RunKvtrie(With(folder_.FitArguments("one_level"), {"--small", "0", "--high", "0"})).code,
       ExitCode::kOk);
   EXPECT_THAT(run({"--profile", folder_ / "one_level"}), HasSubstr("has no level high"));
+}
+
+TEST_F(ProfileCodeTest, ImportanceOfTokensChangesStepsOrIsRefused) {
+  const std::vector<std::string> queries = {"--queries", folder_ / "queries.f32"};
+  ASSERT_EQ(RunKvtrie(With(folder_.FitArguments("follows"), queries)).code, ExitCode::kOk);
+  ASSERT_EQ(
+      RunKvtrie(With(With(folder_.FitArguments("even"), queries), {"--importance", "0"})).code,
+      ExitCode::kOk);
+  std::vector<float> numbers(104, 1);
+  for (std::size_t i = 0; i < 32; ++i) numbers[i] = 16;
+  const auto write = [&](const std::string& name, std::size_t count) {
+    folder_.Write(name, ProfileFolder::BytesOf<float>(std::span(numbers).first(count)));
+  };
+  write("good", 104);
+  const auto with = [&](const std::string& level, const std::string& profile,
+                        const std::string& name) {
+    return With(Arguments(level),
+                {"--profile", folder_ / profile, "--token-importance", folder_ / name});
+  };
+  // Tokens that count for more have finer steps.
+  const auto finer = Run(with("high", "follows", "good"));
+  numbers.assign(104, 1);
+  write("even_numbers", 104);
+  const auto plain = Run(with("high", "follows", "even_numbers"));
+  EXPECT_GT(finer["block_bytes"][0], plain["block_bytes"][0]);
+  EXPECT_EQ(finer["block_bytes"][4], plain["block_bytes"][4]);
+
+  const auto refused = [&](const std::vector<std::string>& arguments, ExitCode code) {
+    const CliOutcome outcome = RunKvtrie(arguments);
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    return outcome.err;
+  };
+  for (const char* profile : {"draft", "even"}) {
+    EXPECT_THAT(refused(with("high", profile, "good"), ExitCode::kFailed),
+                HasSubstr(folder_ / profile + ": steps of level high follow no importance"));
+  }
+  EXPECT_THAT(refused(with("exact", "follows", "good"), ExitCode::kUsage),
+              HasSubstr("--token-importance: level exact has no steps"));
+  EXPECT_THAT(refused(with("high", "follows", "none"), ExitCode::kNotFound),
+              HasSubstr("--token-importance " + (folder_ / "none") + ": cannot be opened"));
+  write("short", 103);
+  EXPECT_THAT(refused(with("high", "follows", "short"), ExitCode::kFailed),
+              HasSubstr("short: has 103 numbers, and there are 104 tokens: write one for each"));
+  for (const auto& [value, text] : {std::pair{std::numeric_limits<float>::quiet_NaN(), "nan"},
+                                    {std::numeric_limits<float>::infinity(), "inf"},
+                                    {-0.5f, "-0.5"},
+                                    {0.0f, "0"}}) {
+    numbers[40] = value;
+    write("wrong", 104);
+    EXPECT_THAT(refused(with("high", "follows", "wrong"), ExitCode::kFailed),
+                HasSubstr("--token-importance " + (folder_ / "wrong") +
+                          ": number 40 (from 0 on) is " + text + ": write a finite one above 0"));
+  }
 }
 
 }  // namespace

@@ -28,12 +28,11 @@ TEST(MappedFileTest, SaysWhatIsWrong) {
   EXPECT_THAT(Message(MappedFile::Open(folder.path()).status()), HasSubstr("no regular file"));
   ASSERT_TRUE(WriteFile(folder / "empty", "").ok());
   const auto empty = MappedFile::Open(folder / "empty");
-  ASSERT_TRUE(empty.ok());
-  EXPECT_TRUE(empty->bytes().empty());
-  EXPECT_EQ(empty->text(), "");
+  EXPECT_EQ(empty.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(empty.status()), HasSubstr("empty: is empty: write it again"));
 }
 
-TEST(MappedFileTest, NumbersAreWholeAndSome) {
+TEST(MappedFileTest, NumbersAreWhole) {
   const ScratchFolder folder;
   ASSERT_TRUE(WriteFile(folder / "numbers", std::string("\1\0\0\0\2\0\0\0", 8)).ok());
   const auto file = MappedFile::Open(folder / "numbers");
@@ -42,11 +41,38 @@ TEST(MappedFileTest, NumbersAreWholeAndSome) {
   ASSERT_TRUE(numbers.ok());
   EXPECT_THAT(std::vector<TokenId>(numbers->begin(), numbers->end()),
               ::testing::ElementsAre(1u, 2u));
-  for (const std::string& bytes : {std::string(), std::string(7, 'x')}) {
-    ASSERT_TRUE(WriteFile(folder / "cut", bytes).ok());
-    EXPECT_THAT(Message(NumbersOf<TokenId>(*MappedFile::Open(folder / "cut"), "cut").status()),
-                HasSubstr("must have a multiple of 4"));
+  ASSERT_TRUE(WriteFile(folder / "cut", std::string(7, 'x')).ok());
+  EXPECT_THAT(Message(NumbersOf<TokenId>(*MappedFile::Open(folder / "cut"), "cut").status()),
+              HasSubstr("has 7 bytes, must have a multiple of 4"));
+}
+
+TEST(CheckCanWriteTest, SaysBeforehandWhatWriteFileWouldSay) {
+  const ScratchFolder folder;
+  ASSERT_TRUE(WriteFile(folder / "there", "x").ok());
+  EXPECT_TRUE(CheckCanWrite(folder / "there").ok());
+  EXPECT_TRUE(CheckCanWrite(folder / "new").ok());
+  EXPECT_EQ(*MappedFile::Open(folder / "there")->text().data(), 'x');
+  std::filesystem::create_directory(folder / "taken");
+  std::filesystem::create_symlink("/dev/null", folder / "device");
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "is no name of a file"},
+      {folder / "none/file", "there is no folder"},
+      {folder / "there/file", "there is no folder"},
+      {folder / "taken", "no regular file"},
+      {folder / "device", "no regular file"},
+      {folder / std::string(300, 'x'), "cannot be written: File name too long"},
+  };
+  for (const auto& [path, what] : cases) {
+    const absl::Status status = CheckCanWrite(path);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << path;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr(path), HasSubstr(what)));
+    EXPECT_EQ(WriteFile(path, "y"), status);
   }
+  std::size_t entries = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    ++entries;
+  }
+  EXPECT_EQ(entries, 3u);
 }
 
 TEST(WriteFileTest, LeavesNothingWhereItCannotWrite) {
@@ -77,7 +103,7 @@ TEST(ReadModelSpecTest, NamesTheFieldThatIsWrong) {
     return text;
   };
   const std::pair<std::string, const char*> cases[] = {
-      {"", "is not the JSON of a kvtrie.v1.ModelSpec"},
+      {"", "is empty"},
       {"[]", "is not the JSON"},
       {good.substr(0, 100), "is not the JSON"},
       {replaced("\"name\"", "\"nmae\""), "nmae"},
@@ -131,7 +157,7 @@ TEST(ReadSamplesTest, NamesTheFileThatIsWrong) {
   folder.Write("samples/1.importance", std::string(4 * 16 * 100, '\xff'));  // not a number
   EXPECT_THAT(read(folder), HasSubstr("importance is negative or not finite"));
   folder.Write("samples/0.tokens", "");
-  EXPECT_THAT(read(folder), HasSubstr("samples/0.tokens: has 0 bytes"));
+  EXPECT_THAT(read(folder), HasSubstr("samples/0.tokens: is empty"));
 
   EXPECT_THAT(Message(ReadSamples(folder.spec(), folder / "none").status()),
               HasSubstr("cannot be read"));
@@ -180,7 +206,8 @@ TEST(SealProfileTest, NoLevelClaimsWhatWasNotMeasured) {
        "level near-exact: the profile has none"},
       {changed([](auto& f) { f.levels[1].mean_kl = 0.0101f; }), "promises at most 0.01"},
       {changed([&](auto& f) { f.levels[1].mean_kl = nan; }), "level high: mean_kl"},
-      {changed([](auto& f) { f.levels[0].mean_kl = -1e-6f; }), "level small: mean_kl"},
+      {changed([](auto& f) { f.levels[0].mean_kl = -1; }),
+       "level small: mean_kl is -1, must be 0 or above: measure it again"},
       {changed([&](auto& f) { f.levels[0].kl_p99 = nan; }), "level small: kl_p99"},
       {changed([](auto& f) { f.levels[0].kl_p99 = -1; }), "level small: kl_p99"},
       {changed([](auto& f) { f.levels[0].bits_per_component = 0; }), "bits_per_component"},
@@ -256,7 +283,7 @@ TEST(ReadMeasuredFiguresTest, NamesTheFieldThatIsWrong) {
   const ScratchFolder folder;
   const std::string head = R"({"body_digest": "000102030405060708090a0b0c0d0e0f", "levels": )";
   const std::pair<std::string, const char*> cases[] = {
-      {"", "is no JSON object"},
+      {"", "is empty"},
       {"[1]", "is no JSON object"},
       {R"({"levels": []})", "body_digest"},
       {R"({"body_digest": 7, "levels": []})", "body_digest"},
@@ -266,9 +293,9 @@ TEST(ReadMeasuredFiguresTest, NamesTheFieldThatIsWrong) {
       {head + "[1]}", "levels[0]: must be an object"},
       {head + R"([{"quality": "exact"}]})", "levels[0].quality"},
       {head + R"([{"quality": "high", "mean_kl": 0, "kl_p99": 0}]})",
-       "levels[0].bits_per_component: must be a number"},
+       "levels[0].bits_per_component: must be a number, and is missing: measure the level"},
       {head + R"([{"quality": "high", "bits_per_component": 1, "mean_kl": "0", "kl_p99": 0}]})",
-       "levels[0].mean_kl: must be a number"},
+       "levels[0].mean_kl: must be a number, and is string"},
   };
   for (const auto& [text, what] : cases) {
     ASSERT_TRUE(WriteFile(folder / "m", text).ok());

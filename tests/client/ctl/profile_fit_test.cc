@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/ctl/profile_files.h"
 #include "client/ctl/progress.h"
 #include "storage/base/byte_reader.h"
@@ -87,7 +88,7 @@ TEST(ProfileFitTest, WithoutFiguresItIsADraftAndSaysSo) {
   // A server's check of the same bytes.
   EXPECT_FALSE(ParseProfileHeader(AsBytes(folder.Read("draft"))).ok());
   const CliOutcome put = RunKvtrie({"profile", "put", folder / "draft"});
-  EXPECT_EQ(put.code, ExitCode::kUsage);
+  EXPECT_EQ(put.code, ExitCode::kFailed);
   EXPECT_THAT(put.err, HasSubstr("is a draft: measure its levels"));
 }
 
@@ -181,6 +182,11 @@ TEST(ProfileFitTest, MistakesAreNamedWithTheirCure) {
     EXPECT_FALSE(std::filesystem::exists(folder / "out"));
     return outcome.err;
   };
+  folder.Write("empty", "");
+  for (const char* flag : {"--metrics", "--queries", "--material", "--spec", "--measured"}) {
+    EXPECT_THAT(fit({flag, folder / "empty"}),
+                HasSubstr(flag + (" " + (folder / "empty")) + ": is empty"));
+  }
   EXPECT_THAT(fit({"--metrics", folder / "cut"}), HasSubstr("cut: has 2 bytes"));
   EXPECT_THAT(fit({"--metrics", folder / "short"}),
               HasSubstr("short: has 10 numbers, and this model takes 1024: [plane][KV head]"));
@@ -191,25 +197,61 @@ TEST(ProfileFitTest, MistakesAreNamedWithTheirCure) {
   EXPECT_THAT(fit({"--samples", folder / "none"}), HasSubstr("none: cannot be read"));
   EXPECT_THAT(fit({"--spec", folder / "cut"}), HasSubstr("ModelSpec"));
   EXPECT_THAT(fit({"--inputs", "below,above"}), HasSubstr("'above' is none; they are below"));
-  EXPECT_THAT(fit({"--ridge", "0"}), HasSubstr("ridge must be above 0"));
+  EXPECT_THAT(fit({"--ridge", "0"}), HasSubstr("--ridge 0: must be 1e-30 to"));
+  EXPECT_THAT(fit({"--high", "1e300"}), HasSubstr("--high 1e300: must be 0, or 1e-30 to 1e+30"));
+  EXPECT_THAT(fit({"--small", "1e-60"}), HasSubstr("--small 1e-60: must be 0, or 1e-30 to 1e+30"));
+  EXPECT_THAT(fit({"--energy-carried", "2"}), HasSubstr("--energy-carried 2: must be 0, or"));
   EXPECT_THAT(fit({"--high", "0", "--near-exact", "0", "--small", "0"}),
               HasSubstr("without --metrics or --material there are no default steps"));
+  EXPECT_THAT(fit({"--metrics", folder / "metrics.f32", "--high", "0", "--near-exact", "0",
+                   "--small", "0"}),
+              HasSubstr("give one of --high, --near-exact and --small a step above 0"));
   EXPECT_THAT(fit({"--measured", folder / "cut"}), HasSubstr("cut: is no JSON object"));
   EXPECT_THAT(fit({"--material", folder / "short", "--queries", folder / "queries.f32"}),
               HasSubstr("give one or the other"));
-  EXPECT_THAT(fit({"--out", folder / "none/out"}), HasSubstr("cannot be written"));
+}
+
+// Long work is not begun for what is told at once that it fails.
+TEST(ProfileFitTest, WhatIsWrittenInTheEndIsCheckedFirst) {
+  const ProfileFolder folder;
+  folder.Write("cut", "12");
+  const std::string none = folder / "none/out";
+  for (const auto& arguments : {folder.FitArguments("out"), MaterialArguments(folder, "out")}) {
+    const CliOutcome outcome =
+        RunKvtrie(With(arguments, {"--samples", folder / "none", "--out", none}));
+    EXPECT_EQ(outcome.code, ExitCode::kFailed);
+    EXPECT_THAT(outcome.err,
+                HasSubstr("--out " + none + ": cannot be written: there is no folder"));
+  }
+  EXPECT_THAT(RunKvtrie(With(folder.FitArguments("out"),
+                             {"--samples", folder / "none", "--measured", folder / "cut"}))
+                  .err,
+              HasSubstr("--measured " + (folder / "cut") + ": is no JSON object"));
+}
+
+TEST(ProfileFitTest, MaterialOfEachHeadNeedsHeads) {
+  const ProfileFolder folder;
+  std::vector<std::string> arguments = MaterialArguments(folder, "material");
+  arguments.push_back("--heads");
+  ASSERT_EQ(RunKvtrie(arguments).code, ExitCode::kOk);
+  arguments = With(folder.FitArguments("out"), {"--material", folder / "material"});
+  const CliOutcome outcome = RunKvtrie(arguments);
+  EXPECT_EQ(outcome.code, ExitCode::kUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("was made with --heads: give --heads here too"));
+  arguments.push_back("--heads");
+  EXPECT_EQ(RunKvtrie(arguments).code, ExitCode::kOk);
 }
 
 TEST(ProfileVerbTest, EachCommandTakesItsOwnFlags) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"profile", "fit"}, "needs --spec"},
-      {{"profile", "fit", "file"}, "needs no argument, but flags"},
+      {{"profile", "fit", "file"}, "does not take 'file'"},
       {{"profile", "material", "--spec", "s", "--samples", "s", "--out", "o"}, "needs --queries"},
       {{"profile", "seal", "file", "--out", "o"}, "needs --measured"},
       {{"profile", "code", "--spec", "s"}, "needs --profile"},
-      {{"profile", "put", "file", "--high", "1"}, "does not take --high"},
+      {{"profile", "put", "file", "--high", "1"}, "profile put: unknown flag --high"},
       {{"profile", "seal", "file", "--measured", "m", "--out", "o", "--spec", "s"},
-       "does not take --spec"},
+       "unknown flag --spec"},
       {{"profile", "code", "--level", "best"}, "must be exact|near-exact|high|small"},
   };
   for (const auto& [arguments, what] : cases) {
@@ -222,16 +264,43 @@ TEST(ProfileVerbTest, EachCommandTakesItsOwnFlags) {
 TEST(ProgressTest, ShowsLongWorkOnOneLine) {
   std::ostringstream err;
   {
-    Progress progress(err, std::chrono::seconds(0));
+    Progress progress(err, /*is_terminal=*/true, std::chrono::seconds(0));
     progress.Report(0.051, "a long name");
     progress.Report(1, "short");
   }
   EXPECT_EQ(err.str(), "\r  5 %  a long name\r100 %  short      \n");
 }
 
+TEST(ProgressTest, IsALineForEachTenthWhereThereIsNoTerminal) {
+  std::ostringstream err;
+  {
+    Progress progress(err, /*is_terminal=*/false, std::chrono::seconds(0));
+    for (int i = 0; i <= 1000; ++i) progress.Report(i / 1000.0, i < 500 ? "tables" : "steps");
+  }
+  std::string expected = "  0 %  tables\n";
+  for (int percent = 10; percent < 100; percent += 10) {
+    expected += absl::StrCat(" ", percent, " %  ", percent < 50 ? "tables" : "steps", "\n");
+  }
+  EXPECT_EQ(err.str(), expected + "100 %  steps\n");
+}
+
+TEST(ProgressTest, OtherLinesStandBetween) {
+  std::ostringstream err;
+  {
+    Progress progress(err, /*is_terminal=*/true, std::chrono::seconds(0));
+    progress.Report(0.5, "work");
+    progress.EndLine();
+    err << "found\n";
+    progress.Report(0.6, "work");
+  }
+  EXPECT_EQ(err.str(), "\r 50 %  work\nfound\n\r 60 %  work\n");
+}
+
 TEST(ProgressTest, ShortWorkShowsNothing) {
   std::ostringstream err;
-  { Progress(err, std::chrono::hours(1)).Report(0.5, "work"); }
+  for (const bool is_terminal : {false, true}) {
+    Progress(err, is_terminal, std::chrono::hours(1)).Report(0.5, "work");
+  }
   EXPECT_EQ(err.str(), "");
 }
 

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "client/ctl/exit_code.h"
 #include "storage/kv/ids.h"
 
 namespace kvtrie {
@@ -38,10 +40,18 @@ TEST(ReadPrefixTest, TokensFileIsTakenAsItIs) {
   ASSERT_TRUE(prefix.ok()) << prefix.status();
   EXPECT_EQ(prefix->tokens(), std::string("\7\0\0\0", 4));
   std::ofstream(path, std::ios::binary) << "123";
-  EXPECT_TRUE(absl::IsInvalidArgument(Read({"--model", kModel, "--tokens-file", path}).status()));
+  const absl::Status cut = Read({"--model", kModel, "--tokens-file", path}).status();
+  EXPECT_EQ(ExitCodeOf(cut), ExitCode::kFailed);
+  EXPECT_EQ(cut.message(),
+            "--tokens-file " + path +
+                ": has 3 bytes, must have a multiple of 4: it is cut, or holds other "
+                "numbers");
+  std::filesystem::remove(path);
+  EXPECT_EQ(ExitCodeOf(Read({"--model", kModel, "--tokens-file", path}).status()),
+            ExitCode::kNotFound);
 }
 
-TEST(ReadPrefixTest, MistakesAreInvalid) {
+TEST(ReadPrefixTest, MistakesInTheLineAreUsageErrors) {
   const std::vector<std::string> cases[] = {
       {"--model", kModel},
       {"--tokens", "1"},
@@ -52,7 +62,7 @@ TEST(ReadPrefixTest, MistakesAreInvalid) {
       {"--model", kModel, "--tokens", "1", "--tokens-file", "x"},
   };
   for (const auto& arguments : cases) {
-    EXPECT_TRUE(absl::IsInvalidArgument(Read(arguments).status()))
+    EXPECT_EQ(ExitCodeOf(Read(arguments).status()), ExitCode::kUsage)
         << ::testing::PrintToString(arguments);
   }
 }
