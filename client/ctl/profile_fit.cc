@@ -208,7 +208,8 @@ absl::StatusOr<ResidualFitOptions> ReadFitOptions(const CommandLine& line, bool 
     return UsageError(
         has_metrics
             ? "no level is left: give one of --high, --near-exact and --small a step above 0"
-            : "without --metrics or --material there are no default steps: give --high, "
+            : "without --metrics or --material, or with --no-metric, there are no default steps: "
+              "give --high, "
               "--near-exact or --small one above 0, in deviations of what predictions leave");
   }
   return options;
@@ -314,8 +315,8 @@ absl::StatusOr<std::size_t> Material(const VerbContext& context) {
 
 absl::Status Fit(const VerbContext& context) {
   const CommandLine& line = context.line;
-  KV_ASSIGN_OR_RETURN(ResidualFitOptions options,
-                      ReadFitOptions(line, line.Has("metrics") || line.Has("material")));
+  const bool has_metrics = (line.Has("metrics") || line.Has("material")) && !line.Has("no-metric");
+  KV_ASSIGN_OR_RETURN(ResidualFitOptions options, ReadFitOptions(line, has_metrics));
   KV_RETURN_IF_ERROR(OfFlag("out", CheckCanWrite(line.Text("out"))));
   KV_ASSIGN_OR_RETURN(const auto measured, ReadMeasured(line));
   KV_ASSIGN_OR_RETURN(const ModelSpec spec, OfFlag("spec", ReadModelSpec(line.Text("spec"))));

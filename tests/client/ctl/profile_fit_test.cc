@@ -202,13 +202,24 @@ TEST(ProfileFitTest, MistakesAreNamedWithTheirCure) {
   EXPECT_THAT(fit({"--small", "1e-60"}), HasSubstr("--small 1e-60: must be 0, or 1e-30 to 1e+30"));
   EXPECT_THAT(fit({"--energy-carried", "2"}), HasSubstr("--energy-carried 2: must be 0, or"));
   EXPECT_THAT(fit({"--high", "0", "--near-exact", "0", "--small", "0"}),
-              HasSubstr("without --metrics or --material there are no default steps"));
+              HasSubstr("there are no default steps"));
   EXPECT_THAT(fit({"--metrics", folder / "metrics.f32", "--high", "0", "--near-exact", "0",
                    "--small", "0"}),
               HasSubstr("give one of --high, --near-exact and --small a step above 0"));
   EXPECT_THAT(fit({"--measured", folder / "cut"}), HasSubstr("cut: is no JSON object"));
   EXPECT_THAT(fit({"--material", folder / "short", "--queries", folder / "queries.f32"}),
               HasSubstr("give one or the other"));
+}
+
+TEST(ProfileFitTest, StepsAreGivenWhereThereIsNoMetric) {
+  const ProfileFolder folder;
+  std::vector<std::string> arguments = With(
+      folder.FitArguments("out"),
+      {"--metrics", folder / "metrics.f32", "--high", "0", "--near-exact", "0", "--small", "0"});
+  arguments.push_back("--no-metric");
+  const CliOutcome outcome = RunKvtrie(arguments);
+  EXPECT_EQ(outcome.code, ExitCode::kUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("with --no-metric, there are no default steps"));
 }
 
 // Long work is not begun for what is told at once that it fails.
