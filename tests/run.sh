@@ -7,7 +7,7 @@ usage() {
   cat <<'EOF'
 Usage: tests/run.sh [--all] [--stage NAME]... [--list]
 
-Without arguments: install, build-release, test-release, build-asan, test-asan, test-model.
+Without arguments: install, build-release, test-release, build-asan, test-asan, test-model, test-python.
 --all adds what takes long: build-tsan, test-tsan, fuzz, crash, peers.
 --stage runs that stage alone (may be repeated); the builds it stands on must be there.
 
