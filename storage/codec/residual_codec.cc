@@ -48,20 +48,7 @@ absl::Status ResidualCodec::State::Prepare(const ModelSpec& spec) {
   }
   KV_RETURN_IF_ERROR(profile.CheckConsistency());
 
-  tables = RansTables(kScaleClasses + profile.exponent_frequencies.size() / kExponentSymbols);
-  for (std::size_t c = 0; c < kScaleClasses; ++c) {
-    KV_RETURN_IF_ERROR(tables.Set(
-        c, std::span(profile.class_frequencies).subspan(c * kResidualSymbols, kResidualSymbols)));
-  }
-  for (std::size_t t = 0; t + kScaleClasses < tables.table_count(); ++t) {
-    KV_RETURN_IF_ERROR(tables.Set(
-        kScaleClasses + t,
-        std::span(profile.exponent_frequencies).subspan(t * kExponentSymbols, kExponentSymbols)));
-  }
-  expected.assign(profile.expected.begin(), profile.expected.end());
-  carried.assign(profile.carried.begin(), profile.carried.end());
-  limits = SymbolLimits(profile);
-
+  KV_ASSIGN_OR_RETURN(symbols, SymbolTables::Of(profile));
   for (std::uint32_t i = 0; i < profile.planes.size(); ++i) transforms.emplace_back(profile, i);
   for (std::size_t l = 0; l < profile.levels.size(); ++l) {
     PreparedLevel level{.quality = profile.levels[l].quality,
@@ -154,17 +141,6 @@ bool ResidualCodec::State::IsInCells(std::uint32_t plane, std::size_t component,
   const std::uint32_t magnitude = bits & ((1u << exact_format->sign_shift) - 1);
   const int field = static_cast<int>(magnitude >> exact_format->mantissa_bits);
   return field - (cell_exponents[plane][component] + exact_format->bias) <= 20;
-}
-
-ResidualTables ResidualCodec::State::TablesOf(const PreparedLevel& level) const {
-  return {.decode = tables.decode(),
-          .encode = tables.encode(),
-          .expected = expected.data(),
-          .offsets = profile.offsets.data(),
-          .thresholds = level.thresholds.data(),
-          .limits = limits.data(),
-          .carried = carried.data(),
-          .prior = profile.prior};
 }
 
 std::uint32_t TokensCrc(std::span<const TokenId> tokens) { return Crc32c(std::as_bytes(tokens)); }

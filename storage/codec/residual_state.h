@@ -42,7 +42,9 @@ struct ResidualCodec::State {
   absl::Status Prepare(const ModelSpec& spec);
   const PreparedLevel* FindLevel(Quality quality) const;
   std::size_t BlocksAtOnce() const;
-  ResidualTables TablesOf(const PreparedLevel& level) const;
+  ResidualTables TablesOf(const PreparedLevel& level) const {
+    return symbols->Tables(level.thresholds.data());
+  }
 
   PredictedPlane CellsOf(std::uint32_t plane) const;
   // Turns predictions of a block's rows, [row][component] of a batch, into those of its numbers.
@@ -64,10 +66,7 @@ struct ResidualCodec::State {
   // For exact frames; no value: the dtype is not one of those.
   const std::optional<PredictedFormat> exact_format;
   std::vector<std::vector<std::int8_t>> cell_exponents;  // [plane], within the format
-  RansTables tables{0};
-  std::vector<std::uint32_t> expected;
-  std::vector<std::uint32_t> carried;
-  std::vector<std::uint32_t> limits;
+  std::optional<SymbolTables> symbols;
   std::vector<PlaneTransform> transforms;
   std::vector<PreparedLevel> levels;
   std::optional<ImportanceEstimator> importance;
