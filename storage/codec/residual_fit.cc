@@ -187,8 +187,8 @@ absl::Status Fit::Open() {
     std::vector<bool> extreme(samples_[i].tokens.size());
     extreme[0] = true;  // kept apart, see ResidualCodec
     for (const PlaneShape& plane : profile_.planes) {
-      for (const std::uint32_t token : raw_kv_[raw_kv_of_[i]]->ExtremeTokens(
-               samples_[i].raw, plane.layer, plane.is_v ? KvKind::kV : KvKind::kK)) {
+      for (const std::uint32_t token :
+           raw_kv_[raw_kv_of_[i]]->ExtremeTokens(samples_[i].raw, plane.layer, plane.kind())) {
         extreme[token] = true;
       }
     }
@@ -255,7 +255,7 @@ void Fit::ReadPlane(std::uint32_t plane, std::vector<float>& rows) const {
   rows.assign(row_count_ * components, 0);
   for (std::size_t i = 0; i < samples_.size(); ++i) {
     raw_kv_[raw_kv_of_[i]]->ReadRows(
-        samples_[i].raw, shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, angles_[i],
+        samples_[i].raw, shape.layer, shape.kind(), angles_[i],
         std::span(rows).subspan(first_row_[i] * components,
                                 samples_[i].tokens.size() * components));
   }
@@ -277,8 +277,8 @@ void Fit::FitFirstToken() {
     std::size_t at = 0;
     for (const PlaneShape& plane : profile_.planes) {
       rows.resize(samples_[i].tokens.size() * plane.components());
-      raw_kv_[raw_kv_of_[i]]->ReadRows(samples_[i].raw, plane.layer,
-                                       plane.is_v ? KvKind::kV : KvKind::kK, angles_[i], rows);
+      raw_kv_[raw_kv_of_[i]]->ReadRows(samples_[i].raw, plane.layer, plane.kind(), angles_[i],
+                                       rows);
       for (std::size_t c = 0; c < plane.components(); ++c, ++at) {
         sums[at] += rows[c];
         squares[at] += double{rows[c]} * rows[c];
@@ -366,7 +366,7 @@ void Fit::ComputeExponents() {
     for (const PlaneShape& plane : profile_.planes) {
       std::vector<float>& to = planes.emplace_back(rows * plane.components());
       raw_kv_[raw_kv_of_[i]]->ReadRows(
-          samples_[i].raw, plane.layer, plane.is_v ? KvKind::kV : KvKind::kK, angles_[i],
+          samples_[i].raw, plane.layer, plane.kind(), angles_[i],
           std::span(to).first(samples_[i].tokens.size() * plane.components()));
       for (std::size_t row = 0; row < samples_[i].tokens.size(); ++row) {
         if (counts(first_row_[i] + row)) continue;
@@ -617,7 +617,7 @@ void Fit::FitCells() {
       raw_kv_[raw_kv_of_[i]]->RotateRows(
           std::span(residual).subspan(first_row_[i] * components,
                                       samples_[i].tokens.size() * components),
-          shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, angles_[i]);
+          shape.layer, shape.kind(), angles_[i]);
     }
     for (std::size_t c = 0; c < components; ++c) {
       double sum = 0;
