@@ -119,6 +119,7 @@ bool LevelPlane::MayDrop(const float* values, float bound) const {
 
 void PredictFromTokens(const ResidualProfile& profile, std::uint32_t plane,
                        std::span<const TokenId> tokens, std::span<float> rows) {
+  if (profile.planes[plane].layer > 0) return;
   const std::size_t components = profile.planes[plane].components();
   std::size_t first = 0, width = 0;
   for (std::uint32_t i = 0; i < profile.planes.size() && profile.planes[i].layer == 0; ++i) {

@@ -67,8 +67,8 @@ class LevelPlane {
   ResidualPlane symbols_;
 };
 
-// Adds what the token table says to the rows of a plane of layer 0, which depend on the token
-// alone.
+// Adds what the token table says to the rows of a plane: in layer 0, which depends on the token
+// alone, and nothing above.
 void PredictFromTokens(const ResidualProfile& profile, std::uint32_t plane,
                        std::span<const TokenId> tokens, std::span<float> rows);
 

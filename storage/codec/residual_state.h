@@ -71,7 +71,6 @@ struct ResidualCodec::State {
                              const std::vector<Block>& blocks) const {
     std::vector<float> rows(codes.row_count() * profile.planes[plane].components());
     transforms[plane].Predict(codes, rows);
-    if (profile.planes[plane].layer > 0) return rows;
     for (const Block& block : blocks) {
       PredictFromTokens(profile, plane, block.tokens, RowsOf(block, plane, rows));
     }

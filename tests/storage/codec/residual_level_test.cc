@@ -145,5 +145,13 @@ TEST(PredictFromTokensTest, AddsTheTablesRowAndLeavesOtherTokens) {
   EXPECT_EQ(rows, (std::vector<float>{-3, -3.5f, -4, 1, 1, 1, 2.5f, 3, 3.5f, 1, 1, 1, 1, 1, 1}));
 }
 
+TEST(PredictFromTokensTest, LeavesLayersAboveTheFirst) {
+  const ResidualProfile profile = PlainProfile(SyntheticSpec({{2, 1, 2, 3}}));
+  const std::vector<TokenId> tokens = {profile.table_tokens[0]};
+  std::vector<float> rows(2, 1);
+  PredictFromTokens(profile, 2, tokens, rows);
+  EXPECT_EQ(rows, std::vector<float>(2, 1));
+}
+
 }  // namespace
 }  // namespace kvtrie
