@@ -10,8 +10,6 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,6 +18,7 @@
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/frame.h"
 #include "storage/codec/residual_level.h"
+#include "tests/bench/bench_kv.h"
 #include "tests/bench/best_cpu_seconds.h"
 #include "tests/storage/codec/residual_fixture.h"
 
@@ -27,18 +26,6 @@ namespace kvtrie {
 namespace {
 
 constexpr int kRounds = 5;
-
-std::vector<std::byte> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file),
-                                std::istreambuf_iterator<char>()};
-  if (bytes.empty()) {
-    std::fprintf(stderr, "residual_bench: cannot read %s\n", path.c_str());
-    std::exit(1);
-  }
-  const auto* const first = reinterpret_cast<const std::byte*>(bytes.data());
-  return {first, first + bytes.size()};
-}
 
 // The symbols of coded blocks, decoded without anything that is computed from them.
 class SymbolReader {
