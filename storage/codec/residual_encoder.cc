@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -55,6 +56,8 @@ class ResidualCodec::Encoder {
   void ChooseExponents();
   // Whether so many tokens are exact that the block is better stored losslessly.
   bool IsLost(const Coded& coded) const;
+  // Of the body, behind the binding.
+  std::string Head(const Coded& coded, std::span<const std::uint16_t> layers_of_section) const;
   absl::StatusOr<EncodedBlock> Finish(Coded& coded);
 
   const State& state_;
@@ -256,8 +259,30 @@ bool ResidualCodec::Encoder::IsLost(const Coded& coded) const {
          coded.exact.size() > std::max<std::size_t>(geometry.block_tokens() / 4, 1);
 }
 
-absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
+std::string ResidualCodec::Encoder::Head(const Coded& coded,
+                                         std::span<const std::uint16_t> layers_of_section) const {
   const KvGeometry& geometry = state_.geometry;
+  ByteWriter writer;
+  writer.Write(static_cast<std::uint8_t>(coded.first_from_profile ? kFirstTokenFromProfile : 0));
+  writer.Write(std::uint8_t{0});
+  writer.Write(static_cast<std::uint16_t>(coded.exact.size()));
+  writer.Write(static_cast<std::uint16_t>(layers_of_section.size()));
+  for (const std::uint16_t layers : layers_of_section) writer.Write(layers);
+  if (level_.quality == Quality::kExact) {
+    for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
+      writer.Write(Crc32c(RawOfLayer(geometry, layer, coded.block->raw)));
+    }
+  }
+  for (const std::uint16_t token : coded.exact) writer.Write(token);
+  for (const std::uint16_t token : coded.exact) {
+    ForEachPiece(geometry, token, [&](std::size_t offset, std::size_t bytes) {
+      writer.WriteText(AsText(coded.block->raw.subspan(offset, bytes)));
+    });
+  }
+  return writer.Take();
+}
+
+absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
   if (IsLost(coded)) {
     return EncodedBlock{.body = {},
                         .section_bytes = {},
@@ -269,8 +294,6 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
 
   EncodedBlock encoded;
   encoded.exact_tokens = static_cast<std::uint32_t>(coded.exact.size());
-  const std::size_t exact_bytes =
-      coded.exact.size() * (sizeof(std::uint16_t) + TokenBytes(geometry));
   layer_bytes.back() = entropy.size();
   encoded.section_bytes = CutSections(layer_bytes);
   std::vector<std::uint16_t> layers_of_section;
@@ -282,33 +305,14 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
         layer_bytes.begin()));
   }
   // The head goes with the first section, or is one of its own where both are too long for that.
-  const std::uint32_t crc_count = level_.quality == Quality::kExact ? geometry.layer_count() : 0;
-  const auto head_bytes = [&] {
-    return kFrameBindingBytes + kResidualHeadBytes + 2 * layers_of_section.size() +
-           std::size_t{4} * crc_count + exact_bytes;
-  };
-  if (head_bytes() + encoded.section_bytes[0] > kSectionBytesMax) {
+  std::string head = Head(coded, layers_of_section);
+  if (kFrameBindingBytes + head.size() + encoded.section_bytes[0] > kSectionBytesMax) {
     encoded.section_bytes.insert(encoded.section_bytes.begin(), 0);
     layers_of_section.insert(layers_of_section.begin(), 0);
+    head = Head(coded, layers_of_section);
   }
-  encoded.section_bytes[0] += static_cast<std::uint32_t>(head_bytes());
+  encoded.section_bytes[0] += static_cast<std::uint32_t>(kFrameBindingBytes + head.size());
 
-  ByteWriter writer;
-  writer.Write(static_cast<std::uint8_t>(coded.first_from_profile ? kFirstTokenFromProfile : 0));
-  writer.Write(std::uint8_t{0});
-  writer.Write(static_cast<std::uint16_t>(coded.exact.size()));
-  writer.Write(static_cast<std::uint16_t>(layers_of_section.size()));
-  for (const std::uint16_t layers : layers_of_section) writer.Write(layers);
-  for (std::uint32_t layer = 0; layer < crc_count; ++layer) {
-    writer.Write(Crc32c(RawOfLayer(geometry, layer, coded.block->raw)));
-  }
-  for (const std::uint16_t token : coded.exact) writer.Write(token);
-  for (const std::uint16_t token : coded.exact) {
-    ForEachPiece(geometry, token, [&](std::size_t offset, std::size_t bytes) {
-      writer.WriteText(AsText(coded.block->raw.subspan(offset, bytes)));
-    });
-  }
-  const std::string head = writer.Take();
   encoded.body.resize(kFrameBindingBytes + head.size() + entropy.size());
   WriteFrameBinding({.first_position = coded.block->first_position,
                      .tokens_crc32c = TokensCrc(coded.block->tokens),

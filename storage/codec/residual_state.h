@@ -24,7 +24,6 @@ namespace kvtrie {
 // an exact frame the CRC-32C of the raw KV of each layer; then the exact tokens, u16 each; their
 // raw bytes; the entropy-coded rest.
 inline constexpr std::uint8_t kFirstTokenFromProfile = 1;
-inline constexpr std::size_t kResidualHeadBytes = 6;  // up to the counts
 
 // One level of a profile, ready to code.
 struct PreparedLevel {
