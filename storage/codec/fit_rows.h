@@ -22,6 +22,8 @@ class FitRows {
  public:
   // REQUIRES: CheckSamples(spec, samples) is OK; what samples point to outlives this.
   FitRows(const ModelSpec& spec, std::span<const KvSample> samples);
+  FitRows(const FitRows&) = delete;
+  FitRows& operator=(const FitRows&) = delete;
 
   std::size_t row_count() const { return tokens_.size(); }
   std::span<const TokenId> tokens() const { return tokens_; }  // [row]

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "storage/base/check.h"
 #include "storage/base/status_macros.h"
 #include "storage/codec/basis_fit.h"
 #include "storage/codec/fit_rows.h"
@@ -26,8 +25,6 @@ namespace {
 constexpr int kScaleIndexMin = 24;
 
 constexpr double kReportedShare = 0.01;
-
-std::ptrdiff_t Offset(std::size_t size) { return static_cast<std::ptrdiff_t>(size); }
 
 class Fit {
  public:
@@ -319,10 +316,10 @@ void Fit::ComputeExponents() {
     for (std::size_t level = 0; level < options_.levels.size(); ++level) {
       const auto of_sample =
           estimator.Exponents(features, rows, options_.levels[level].importance_strength);
+      const std::size_t first = rows_->first_row(i) * profile_.group_count;
       for (std::size_t plane = 0; plane < of_sample.size(); ++plane) {
-        std::copy(
-            of_sample[plane].begin(), of_sample[plane].end(),
-            exponents_[level][plane].begin() + Offset(rows_->first_row(i) * profile_.group_count));
+        std::copy(of_sample[plane].begin(), of_sample[plane].end(),
+                  exponents_[level][plane].begin() + static_cast<std::ptrdiff_t>(first));
       }
     }
     Report("importance", static_cast<double>(i) / static_cast<double>(rows_->sample_count()));
