@@ -65,19 +65,6 @@ struct ScaleClass {
   }
 };
 
-// How one component is coded: with the exponent of its group, before the energy seen so far.
-struct ComponentScale {
-  I32x16 exponent = 0;
-  I32x16 scale;
-
-  KV_LANES_INLINE ComponentScale(const ResidualPlane& plane, const ResidualCarry& carry,
-                                 std::uint32_t component) {
-    if (plane.group_count > 0) exponent = Load(carry.exponents[plane.groups[component]]);
-    scale =
-        ClampScale(I32x16(static_cast<std::int32_t>(plane.scales[component])) + (exponent << 1));
-  }
-};
-
 KV_LANES_INLINE F32x16 RestoredValue(const ResidualTables& tables, const ScaleClass& of,
                                      I32x16 value) {
   const I32x16 magnitude = Abs(value);
@@ -160,7 +147,10 @@ void ResidualDecodePlane(const ResidualTables& tables, const ResidualPlane& plan
 
   EnergyContext context(tables, carry->shift);
   for (std::uint32_t component = 0; component < plane.coded_count; ++component) {
-    const auto [exponent, scale] = ComponentScale(plane, *carry, component);
+    I32x16 exponent = 0;
+    if (plane.group_count > 0) exponent = Load(carry->exponents[plane.groups[component]]);
+    const I32x16 scale =
+        ClampScale(I32x16(static_cast<std::int32_t>(plane.scales[component])) + (exponent << 1));
     const ScaleClass of(ClampScale(scale + context.Shift()));
     const I32x16 value = DecodeValue(decoder, tables, of, active);
     context.Add(tables, scale, value);
@@ -236,7 +226,10 @@ std::size_t ResidualEncodePlane(const ResidualTables& tables, const ResidualPlan
 
   EnergyContext context(tables, carry->shift);
   for (std::uint32_t component = 0; component < plane.coded_count; ++component) {
-    const auto [exponent, scale] = ComponentScale(plane, *carry, component);
+    I32x16 exponent = 0;
+    if (plane.group_count > 0) exponent = Load(carry->exponents[plane.groups[component]]);
+    const I32x16 scale =
+        ClampScale(I32x16(static_cast<std::int32_t>(plane.scales[component])) + (exponent << 1));
     const ScaleClass of(ClampScale(scale + context.Shift()));
     const F32x16 target = Load(targets + component * kLanes) * ExponentFactor(exponent, true);
     const I32x16 value = Quantize(tables, of, target);
