@@ -22,6 +22,22 @@ struct CodedBody {
 // is cut into equal parts. REQUIRES: ascending; the last end is that of the body, and not 0.
 std::vector<std::uint32_t> CutSections(std::span<const std::size_t> layer_ends);
 
+// Where a body's layers lie that are coded each by itself: what their readers share.
+class LayeredBody {
+ public:
+  // [begin, end) of a layer's bytes within the body.
+  std::size_t layer_begin(std::uint32_t layer) const { return layer_begins_[layer]; }
+  std::size_t layer_end(std::uint32_t layer) const { return layer_begins_[layer + 1]; }
+  std::size_t body_bytes() const { return layer_begins_.back(); }
+
+ protected:
+  explicit LayeredBody(const KvGeometry& geometry)
+      : geometry_(geometry), layer_begins_(geometry.layer_count() + 1) {}
+
+  KvGeometry geometry_;
+  std::vector<std::size_t> layer_begins_;  // and the end of the last
+};
+
 // All layers of a body, whose reader decodes each from its own bytes. REQUIRES: the body has
 // reader.body_bytes(), and raw the geometry's.
 template <typename Reader>

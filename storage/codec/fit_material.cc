@@ -195,11 +195,10 @@ std::vector<std::vector<float>> RowsOf(const RawKv& raw_kv, std::span<const Plan
   const RopeAngles angles = raw_kv.AnglesAt(0);
   std::vector<std::vector<float>> rows;
   for (const PlaneShape& plane : planes) {
-    const KvKind kind = plane.is_v ? KvKind::kV : KvKind::kK;
     std::vector<float>& to = rows.emplace_back(row_count * plane.components());
-    raw_kv.ReadRows(sample.raw, plane.layer, kind, angles,
+    raw_kv.ReadRows(sample.raw, plane.layer, plane.kind(), angles,
                     std::span(to).first(sample.tokens.size() * plane.components()));
-    for (const std::uint32_t token : raw_kv.ExtremeTokens(sample.raw, plane.layer, kind)) {
+    for (const std::uint32_t token : raw_kv.ExtremeTokens(sample.raw, plane.layer, plane.kind())) {
       std::fill_n(to.begin() + Index(token * plane.components()), plane.components(), 0.0f);
     }
   }

@@ -361,10 +361,7 @@ std::size_t LosslessHeadBytesMax(const KvGeometry& geometry) {
 }
 
 LosslessReader::LosslessReader(const KvGeometry& geometry)
-    : geometry_(geometry),
-      layer_begins_(geometry.layer_count() + 1),
-      layer_is_raw_(geometry.layer_count()),
-      tables_(0) {}
+    : LayeredBody(geometry), layer_is_raw_(geometry.layer_count()), tables_(0) {}
 
 absl::StatusOr<LosslessReader> LosslessReader::Parse(const KvGeometry& geometry,
                                                      std::span<const std::byte> body) {

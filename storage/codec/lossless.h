@@ -28,17 +28,12 @@ std::size_t LosslessHeadBytesMax(const KvGeometry& geometry);
 
 // Decodes layers in any order, each from its own bytes. Immutable, thread-safe. Memory: 0.5 MiB of
 // tables, and 16 bytes per component of a token while a layer is decoded.
-class LosslessReader {
+class LosslessReader : public LayeredBody {
  public:
   // `body`: the whole, or its first LosslessHeadBytesMax bytes. DataLoss when it is not the body of
   // a block of this geometry; the binding is not looked at.
   static absl::StatusOr<LosslessReader> Parse(const KvGeometry& geometry,
                                               std::span<const std::byte> body);
-
-  // [begin, end) of a layer's bytes within the body.
-  std::size_t layer_begin(std::uint32_t layer) const { return layer_begins_[layer]; }
-  std::size_t layer_end(std::uint32_t layer) const { return layer_begins_[layer + 1]; }
-  std::size_t body_bytes() const { return layer_begins_.back(); }
 
   // `bytes` are the layer's, layer_begin to layer_end; `raw` takes its layer_end - layer_begin of
   // the geometry. DataLoss when they cannot be such bytes; `raw` holds anything then. Damage
@@ -49,8 +44,6 @@ class LosslessReader {
  private:
   explicit LosslessReader(const KvGeometry& geometry);
 
-  KvGeometry geometry_;
-  std::vector<std::size_t> layer_begins_;  // and the end of the last
   std::vector<bool> layer_is_raw_;
   RansTables tables_;
 };

@@ -48,20 +48,7 @@ absl::Status ResidualCodec::State::Prepare(const ModelSpec& spec) {
   }
   KV_RETURN_IF_ERROR(profile.CheckConsistency());
 
-  tables = RansTables(kScaleClasses + profile.exponent_frequencies.size() / kExponentSymbols);
-  for (std::size_t c = 0; c < kScaleClasses; ++c) {
-    KV_RETURN_IF_ERROR(tables.Set(
-        c, std::span(profile.class_frequencies).subspan(c * kResidualSymbols, kResidualSymbols)));
-  }
-  for (std::size_t t = 0; t + kScaleClasses < tables.table_count(); ++t) {
-    KV_RETURN_IF_ERROR(tables.Set(
-        kScaleClasses + t,
-        std::span(profile.exponent_frequencies).subspan(t * kExponentSymbols, kExponentSymbols)));
-  }
-  expected.assign(profile.expected.begin(), profile.expected.end());
-  carried.assign(profile.carried.begin(), profile.carried.end());
-  limits = SymbolLimits(profile);
-
+  KV_ASSIGN_OR_RETURN(symbols, SymbolTables::Of(profile));
   for (std::uint32_t i = 0; i < profile.planes.size(); ++i) transforms.emplace_back(profile, i);
   for (std::size_t l = 0; l < profile.levels.size(); ++l) {
     PreparedLevel level{.quality = profile.levels[l].quality,
@@ -108,26 +95,29 @@ std::size_t ResidualCodec::State::BlocksAtOnce() const {
   return std::max<std::size_t>(rows / rows_of_block, 1);
 }
 
+std::span<float> ResidualCodec::State::RowsOf(const BatchedBlock& block, std::uint32_t plane,
+                                              std::vector<float>& rows) const {
+  const std::size_t components = profile.planes[plane].components();
+  return std::span(rows).subspan(block.first_row * components,
+                                 geometry.block_tokens() * components);
+}
+
+void ResidualCodec::State::RotateRows(const BatchedBlock& block, std::uint32_t plane,
+                                      std::vector<float>& rows) const {
+  const PlaneShape& shape = profile.planes[plane];
+  raw_kv.RotateRows(RowsOf(block, plane, rows), shape.layer, shape.kind(), block.angles);
+}
+
 PredictedPlane ResidualCodec::State::CellsOf(std::uint32_t plane) const {
   return {.cell_exponents = cell_exponents[plane].data(),
           .scales = profile.plane_profiles[plane].cell_scales.data(),
           .components = profile.planes[plane].components()};
 }
 
-void ResidualCodec::State::PredictExact(std::uint32_t plane, std::span<const TokenId> tokens,
-                                        const RopeAngles& angles, std::size_t first_row,
-                                        std::vector<float>& rows) const {
-  const PlaneShape& shape = profile.planes[plane];
-  const std::span<float> of_block =
-      std::span(rows).subspan(first_row * shape.components(), tokens.size() * shape.components());
-  if (shape.layer == 0) PredictFromTokens(profile, plane, tokens, of_block);
-  raw_kv.RotateRows(of_block, shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, angles);
-}
-
 std::size_t ResidualCodec::State::NumberAt(std::uint32_t plane, std::size_t token,
                                            std::size_t component) const {
   const PlaneShape& shape = profile.planes[plane];
-  return geometry.kind_begin(shape.layer, shape.is_v ? KvKind::kV : KvKind::kK) +
+  return geometry.kind_begin(shape.layer, shape.kind()) +
          (token * shape.components() + component) * DTypeBytes(geometry.dtype());
 }
 
@@ -156,29 +146,27 @@ bool ResidualCodec::State::IsInCells(std::uint32_t plane, std::size_t component,
   return field - (cell_exponents[plane][component] + exact_format->bias) <= 20;
 }
 
-ResidualTables ResidualCodec::State::TablesOf(const PreparedLevel& level) const {
-  return {.decode = tables.decode(),
-          .encode = tables.encode(),
-          .expected = expected.data(),
-          .offsets = profile.offsets.data(),
-          .thresholds = level.thresholds.data(),
-          .limits = limits.data(),
-          .carried = carried.data(),
-          .prior = profile.prior};
-}
-
 std::uint32_t TokensCrc(std::span<const TokenId> tokens) { return Crc32c(std::as_bytes(tokens)); }
 
-std::vector<LaneMask> ActiveLanes(std::size_t token_count,
-                                  std::span<const std::uint16_t> kept_out) {
-  std::vector<LaneMask> active(GroupsOf(token_count), 0);
-  for (std::size_t t = 0; t < token_count; ++t) {
+void BatchedBlock::StartCoding() {
+  active.assign(GroupsOf(tokens.size()), 0);
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
     active[t / kLanes] = static_cast<LaneMask>(active[t / kLanes] | 1u << t % kLanes);
   }
-  for (const std::uint16_t t : kept_out) {
+  const auto leave_out = [&](std::size_t t) {
     active[t / kLanes] = static_cast<LaneMask>(active[t / kLanes] & ~(1u << t % kLanes));
+  };
+  for (const std::uint16_t token : exact) leave_out(token);
+  if (first_from_profile) leave_out(0);
+  carry.assign(active.size(), {});
+}
+
+void ToLanes(const float* rows, std::size_t components, std::span<float> lanes) {
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    for (std::size_t c = 0; c < components; ++c) {
+      lanes[c * kLanes + lane] = rows[lane * components + c];
+    }
   }
-  return active;
 }
 
 std::size_t TokenBytes(const KvGeometry& geometry) {

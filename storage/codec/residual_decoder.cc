@@ -21,18 +21,12 @@ absl::Status Damaged(absl::string_view what) {
 }  // namespace
 
 struct ResidualCodec::Decoder::Run {
-  struct Coded {
+  struct Coded : BatchedBlock {
     BlockToDecode block;
     const PreparedLevel* level = nullptr;
-    std::size_t first_row = 0;
-    RopeAngles angles;
-    bool first_from_profile = false;
     std::vector<std::uint16_t> layers_of_section;
     std::vector<std::uint32_t> raw_crcs;  // [layer], of exact frames
-    std::vector<std::uint16_t> exact;
     const std::byte* exact_bytes = nullptr;
-    std::vector<LaneMask> active;
-    std::vector<ResidualCarry> carry;
     RansState entropy;
   };
 
@@ -46,7 +40,11 @@ struct ResidualCodec::Decoder::Run {
 
   absl::Status Open(Coded& to) const;
   void DecodePlane();
-  void DecodeExactPlane();
+  // Makes restored rows of predicted ones.
+  void AddResidual(std::uint32_t plane, std::vector<float>& rows);
+  // The same for exact frames; writes raw KV, of which the rows are made.
+  void DecodeNumbers(std::uint32_t plane, std::vector<float>& rows);
+  void WriteRows(std::uint32_t plane, std::vector<float>& rows) const;
 };
 
 absl::Status ResidualCodec::Decoder::Run::Open(Coded& to) const {
@@ -104,17 +102,12 @@ absl::Status ResidualCodec::Decoder::Run::Open(Coded& to) const {
   to.exact_bytes = exact_bytes.data();
 
   to.first_from_profile = (flags & kFirstTokenFromProfile) != 0;
-  std::vector<std::uint16_t> kept_out = to.exact;
-  if (to.first_from_profile) {
-    if (!state->profile.has_first_token || binding.first_position != 0 ||
-        block.tokens[0] != state->profile.first_token ||
-        (!to.exact.empty() && to.exact.front() == 0)) {
-      return Damaged("no first token of the profile");
-    }
-    kept_out.push_back(0);
+  if (to.first_from_profile && (!state->profile.has_first_token || binding.first_position != 0 ||
+                                block.tokens[0] != state->profile.first_token ||
+                                (!to.exact.empty() && to.exact.front() == 0))) {
+    return Damaged("no first token of the profile");
   }
-  to.active = ActiveLanes(geometry.block_tokens(), kept_out);
-  to.carry.assign(to.active.size(), {});
+  to.StartCoding();
   const std::size_t at = block.section_bytes[0] - reader.remaining_bytes();
   const auto entropy = block.body.subspan(at);
   Kernels().residual_start(reinterpret_cast<const std::uint8_t*>(entropy.data()), entropy.size(),
@@ -123,23 +116,22 @@ absl::Status ResidualCodec::Decoder::Run::Open(Coded& to) const {
 }
 
 void ResidualCodec::Decoder::Run::DecodePlane() {
-  const ResidualProfile& profile = state->profile;
   const std::uint32_t plane = next_plane++;
-  const PlaneShape& shape = profile.planes[plane];
-  const PlaneProfile& of = profile.plane_profiles[plane];
-  const PlaneTransform& transform = state->transforms[plane];
-  const std::size_t components = shape.components();
-  const std::size_t block_tokens = state->geometry.block_tokens();
+  std::vector<float> rows = state->Predict(plane, codes, coded);
+  if (exact) {
+    DecodeNumbers(plane, rows);
+  } else {
+    AddResidual(plane, rows);
+  }
+  codes.Add(plane, state->profile.plane_profiles[plane], state->profile.planes[plane], rows);
+  if (!exact) WriteRows(plane, rows);
+}
 
-  std::vector<float> rows(row_count * components);
-  transform.Predict(codes, rows);
-  std::vector<float> values(row_count * components);
+void ResidualCodec::Decoder::Run::AddResidual(std::uint32_t plane, std::vector<float>& rows) {
+  const std::size_t components = state->profile.planes[plane].components();
+  std::vector<float> values(rows.size());
   std::vector<float> coded_values;
   for (Coded& of_block : coded) {
-    if (shape.layer == 0) {
-      PredictFromTokens(profile, plane, of_block.block.tokens,
-                        std::span(rows).subspan(of_block.first_row * components));
-    }
     const LevelPlane& coded_plane = of_block.level->planes[plane];
     const ResidualPlane symbols = coded_plane.Symbols();
     const ResidualTables tables = state->TablesOf(*of_block.level);
@@ -152,44 +144,21 @@ void ResidualCodec::Decoder::Run::DecodePlane() {
                           components);
     }
   }
-  transform.AddResidual(values, rows);
-  codes.Add(plane, of, shape, rows);
-
-  const KvKind kind = shape.is_v ? KvKind::kV : KvKind::kK;
-  for (Coded& of_block : coded) {
-    const std::span<float> block_rows =
-        std::span(rows).subspan(of_block.first_row * components, block_tokens * components);
-    if (of_block.first_from_profile) {
-      std::size_t at = 0;
-      for (std::uint32_t i = 0; i < plane; ++i) at += profile.planes[i].components();
-      std::copy_n(profile.first_rows.begin() + static_cast<std::ptrdiff_t>(at), components,
-                  block_rows.begin());
-    }
-    state->raw_kv.WriteRows(block_rows, shape.layer, kind, of_block.angles, of_block.block.raw);
-  }
+  state->transforms[plane].AddResidual(values, rows);
 }
 
-void ResidualCodec::Decoder::Run::DecodeExactPlane() {
-  const ResidualProfile& profile = state->profile;
-  const std::uint32_t plane = next_plane++;
-  const PlaneShape& shape = profile.planes[plane];
+void ResidualCodec::Decoder::Run::DecodeNumbers(std::uint32_t plane, std::vector<float>& rows) {
+  const PlaneShape& shape = state->profile.planes[plane];
   const std::size_t components = shape.components();
-  const std::size_t block_tokens = state->geometry.block_tokens();
   const PredictedPlane cells = state->CellsOf(plane);
-  std::vector<float> rows(row_count * components);
-  state->transforms[plane].Predict(codes, rows);
   std::vector<float> predictions(components * kLanes);
   std::vector<std::uint32_t> numbers(components * kLanes);
   for (Coded& of_block : coded) {
-    state->PredictExact(plane, of_block.block.tokens, of_block.angles, of_block.first_row, rows);
+    state->RotateRows(of_block, plane, rows);
     const ResidualTables tables = state->TablesOf(*of_block.level);
     for (std::size_t group = 0; group < of_block.active.size(); ++group) {
-      const float* const from = rows.data() + (of_block.first_row + group * kLanes) * components;
-      for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        for (std::size_t c = 0; c < components; ++c) {
-          predictions[c * kLanes + lane] = from[lane * components + c];
-        }
-      }
+      ToLanes(rows.data() + (of_block.first_row + group * kLanes) * components, components,
+              predictions);
       Kernels().predicted_decode(tables, *state->exact_format, cells, of_block.active[group],
                                  &of_block.entropy, of_block.carry[group].shift, predictions.data(),
                                  numbers.data());
@@ -201,11 +170,25 @@ void ResidualCodec::Decoder::Run::DecodeExactPlane() {
         }
       }
     }
-    state->raw_kv.ReadRows(
-        of_block.block.raw, shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, of_block.angles,
-        std::span(rows).subspan(of_block.first_row * components, block_tokens * components));
+    state->raw_kv.ReadRows(of_block.block.raw, shape.layer, shape.kind(), of_block.angles,
+                           state->RowsOf(of_block, plane, rows));
   }
-  codes.Add(plane, profile.plane_profiles[plane], shape, rows);
+}
+
+void ResidualCodec::Decoder::Run::WriteRows(std::uint32_t plane, std::vector<float>& rows) const {
+  const ResidualProfile& profile = state->profile;
+  const PlaneShape& shape = profile.planes[plane];
+  for (const Coded& of_block : coded) {
+    const std::span<float> block_rows = state->RowsOf(of_block, plane, rows);
+    if (of_block.first_from_profile) {
+      std::size_t at = 0;
+      for (std::uint32_t i = 0; i < plane; ++i) at += profile.planes[i].components();
+      std::copy_n(profile.first_rows.begin() + static_cast<std::ptrdiff_t>(at), shape.components(),
+                  block_rows.begin());
+    }
+    state->raw_kv.WriteRows(block_rows, shape.layer, shape.kind(), of_block.angles,
+                            of_block.block.raw);
+  }
 }
 
 ResidualCodec::Decoder::Decoder(std::unique_ptr<Run> run) : run_(std::move(run)) {}
@@ -226,6 +209,7 @@ absl::StatusOr<ResidualCodec::Decoder> ResidualCodec::Decoder::Start(
   run->coded.resize(blocks.size());
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     run->coded[i].block = blocks[i];
+    run->coded[i].tokens = blocks[i].tokens;
     run->coded[i].first_row = i * rows_of_block;
     KV_CHECK((blocks[i].quality == Quality::kExact) == run->exact);
     KV_RETURN_IF_ERROR(run->Open(run->coded[i]));
@@ -245,11 +229,7 @@ absl::Status ResidualCodec::Decoder::DecodeLayer() {
   const std::vector<PlaneShape>& planes = run.state->profile.planes;
   KV_CHECK(run.next_layer < geometry.layer_count());
   while (run.next_plane < planes.size() && planes[run.next_plane].layer == run.next_layer) {
-    if (run.exact) {
-      run.DecodeExactPlane();
-    } else {
-      run.DecodePlane();
-    }
+    run.DecodePlane();
   }
   for (const Run::Coded& coded : run.coded) {
     for (std::size_t i = 0; i < coded.exact.size(); ++i) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,14 +35,8 @@ class ResidualCodec::Encoder {
   absl::StatusOr<std::vector<EncodedBlock>> Run();
 
  private:
-  struct Coded {
+  struct Coded : BatchedBlock {
     const BlockToEncode* block = nullptr;
-    std::size_t first_row = 0;
-    RopeAngles angles;
-    std::vector<std::uint16_t> exact;  // tokens that are kept as they are, ascending
-    bool first_from_profile = false;
-    std::vector<LaneMask> active;      // [group]
-    std::vector<ResidualCarry> carry;  // [group]
     RansEncoder encoder;
     std::size_t steps = 0;
     std::vector<std::size_t> layer_steps;  // steps up to the end of each layer
@@ -51,11 +46,18 @@ class ResidualCodec::Encoder {
   void KeepExact(Coded& coded, std::size_t token);
   // False: tokens were found whose values are out of range; they are exact from now on.
   bool CodePlanes();
-  bool CodeExactPlanes();
+  // The same for one plane. Makes restored rows of predicted ones.
+  bool CodeResidual(std::uint32_t plane, std::vector<float>& rows);
+  // The same for exact frames, where all rows come back as they are.
+  bool CodeNumbers(std::uint32_t plane, std::vector<float>& predicted);
   void StartCoding();
+  // Of records_, to what is coded of the block.
+  void AddSteps(Coded& coded, std::size_t steps);
   void ChooseExponents();
   // Whether so many tokens are exact that the block is better stored losslessly.
   bool IsLost(const Coded& coded) const;
+  // Of the body, behind the binding.
+  std::string Head(const Coded& coded, std::span<const std::uint16_t> layers_of_section) const;
   absl::StatusOr<EncodedBlock> Finish(Coded& coded);
 
   const State& state_;
@@ -64,6 +66,7 @@ class ResidualCodec::Encoder {
   std::size_t row_count_ = 0;
   std::vector<std::vector<float>> rows_;              // [plane][row][component]
   std::vector<std::vector<std::int32_t>> exponents_;  // [plane][row group][group][lane]
+  std::vector<std::uint32_t> records_;                // of one plane for 16 tokens
 };
 
 ResidualCodec::Encoder::Encoder(const State& state, const PreparedLevel& level,
@@ -73,22 +76,21 @@ ResidualCodec::Encoder::Encoder(const State& state, const PreparedLevel& level,
   for (const BlockToEncode& block : blocks) {
     Coded& coded = coded_.emplace_back();
     coded.block = &block;
+    coded.tokens = block.tokens;
     coded.first_row = row_count_;
     coded.angles = state.raw_kv.AnglesAt(block.first_position);
     row_count_ += GroupsOf(geometry.block_tokens()) * kLanes;
   }
   std::vector<std::vector<bool>> extreme(coded_.size(), std::vector<bool>(geometry.block_tokens()));
-  for (const PlaneShape& plane : state.profile.planes) {
-    const KvKind kind = plane.is_v ? KvKind::kV : KvKind::kK;
+  for (std::uint32_t index = 0; index < state.profile.planes.size(); ++index) {
+    const PlaneShape& plane = state.profile.planes[index];
     std::vector<float>& rows = rows_.emplace_back(row_count_ * plane.components());
     for (std::size_t b = 0; b < coded_.size(); ++b) {
       const Coded& coded = coded_[b];
-      state.raw_kv.ReadRows(
-          coded.block->raw, plane.layer, kind, coded.angles,
-          std::span(rows).subspan(coded.first_row * plane.components(),
-                                  std::size_t{geometry.block_tokens()} * plane.components()));
+      state.raw_kv.ReadRows(coded.block->raw, plane.layer, plane.kind(), coded.angles,
+                            state.RowsOf(coded, index, rows));
       for (const std::uint32_t token :
-           state.raw_kv.ExtremeTokens(coded.block->raw, plane.layer, kind)) {
+           state.raw_kv.ExtremeTokens(coded.block->raw, plane.layer, plane.kind())) {
         extreme[b][token] = true;
       }
     }
@@ -141,11 +143,8 @@ void ResidualCodec::Encoder::KeepExact(Coded& coded, std::size_t token) {
 
 void ResidualCodec::Encoder::StartCoding() {
   for (Coded& coded : coded_) {
-    std::vector<std::uint16_t> kept_out = coded.exact;
-    if (coded.first_from_profile) kept_out.push_back(0);
-    coded.active = ActiveLanes(state_.geometry.block_tokens(), kept_out);
+    coded.StartCoding();
     if (IsLost(coded)) std::fill(coded.active.begin(), coded.active.end(), LaneMask{0});
-    coded.carry.assign(coded.active.size(), {});
     coded.encoder = {};
     coded.steps = 0;
     coded.layer_steps.assign(state_.geometry.layer_count(), 0);
@@ -154,119 +153,103 @@ void ResidualCodec::Encoder::StartCoding() {
 
 bool ResidualCodec::Encoder::CodePlanes() {
   const ResidualProfile& profile = state_.profile;
-  const ResidualTables tables = state_.TablesOf(level_);
+  const bool exact = level_.quality == Quality::kExact;
   StartCoding();
-
   RestoredCodes codes(profile.planes.size(), row_count_);
-  bool in_range = true;
-  std::vector<std::uint32_t> records;
   for (std::uint32_t plane = 0; plane < profile.planes.size(); ++plane) {
-    const PlaneShape& shape = profile.planes[plane];
-    const PlaneProfile& of = profile.plane_profiles[plane];
-    const PlaneTransform& transform = state_.transforms[plane];
-    const LevelPlane& coded_plane = level_.planes[plane];
-    const ResidualPlane symbols = coded_plane.Symbols();
-    const std::size_t components = shape.components();
-
-    std::vector<float> restored(row_count_ * components);
-    transform.Predict(codes, restored);
-    if (shape.layer == 0) {
-      for (const Coded& coded : coded_) {
-        PredictFromTokens(profile, plane, coded.block->tokens,
-                          std::span(restored).subspan(coded.first_row * components));
-      }
-    }
-    std::vector<float> residual(restored.size());
-    for (std::size_t i = 0; i < residual.size(); ++i) residual[i] = rows_[plane][i] - restored[i];
-    std::vector<float> values(row_count_ * components);
-    transform.Analyze(residual, values);
-
-    const std::size_t coded_count = coded_plane.coded_count();
-    std::vector<float> targets(coded_count * kLanes), coded_values(coded_count * kLanes);
-    records.resize((profile.group_count + coded_count * kResidualStepsMax) * kLanes);
-    for (Coded& coded : coded_) {
-      for (std::size_t group = 0; group < coded.active.size(); ++group) {
-        const std::size_t first_row = coded.first_row + group * kLanes;
-        float* const group_values = values.data() + first_row * components;
-        coded_plane.Gather(group_values, components, 1 / level_.step, targets.data());
-        for (std::size_t lane = 0; lane < kLanes; ++lane) {
-          if ((coded.active[group] >> lane & 1) == 0) continue;
-          bool fits =
-              coded_plane.MayDrop(group_values + lane * components, level_.step * kDroppedMax);
-          for (std::size_t c = 0; fits && c < coded_count; ++c) {
-            fits = std::abs(targets[c * kLanes + lane]) < kTargetMax;
-          }
-          if (fits) continue;
-          KeepExact(coded, group * kLanes + lane);
-          in_range = false;
-        }
-        const std::size_t steps = Kernels().residual_encode(
-            tables, symbols, coded.active[group],
-            exponents_[plane].data() + first_row * profile.group_count, targets.data(),
-            &coded.carry[group], coded_values.data(), records.data());
-        std::copy_n(records.data(), steps * kLanes, coded.encoder.AddSteps(steps));
-        coded.steps += steps;
-        std::fill_n(group_values, kLanes * components, 0.0f);
-        coded_plane.Scatter(coded_values.data(), level_.step, group_values, components);
-      }
-      coded.layer_steps[shape.layer] = coded.steps;
-    }
-    if (!in_range) return false;
-    transform.AddResidual(values, restored);
-    codes.Add(plane, of, shape, restored);
+    std::vector<float> rows = state_.Predict(plane, codes, coded_);
+    if (!(exact ? CodeNumbers(plane, rows) : CodeResidual(plane, rows))) return false;
+    for (Coded& coded : coded_) coded.layer_steps[profile.planes[plane].layer] = coded.steps;
+    codes.Add(plane, profile.plane_profiles[plane], profile.planes[plane],
+              exact ? rows_[plane] : rows);
   }
   return true;
 }
 
-bool ResidualCodec::Encoder::CodeExactPlanes() {
-  const ResidualProfile& profile = state_.profile;
+bool ResidualCodec::Encoder::CodeResidual(std::uint32_t plane, std::vector<float>& rows) {
+  const std::size_t group_count = state_.profile.group_count;
   const ResidualTables tables = state_.TablesOf(level_);
-  const PredictedFormat& format = *state_.exact_format;
-  StartCoding();
-  RestoredCodes codes(profile.planes.size(), row_count_);
+  const PlaneTransform& transform = state_.transforms[plane];
+  const LevelPlane& coded_plane = level_.planes[plane];
+  const ResidualPlane symbols = coded_plane.Symbols();
+  const std::size_t components = state_.profile.planes[plane].components();
+
+  std::vector<float> residual(rows.size());
+  for (std::size_t i = 0; i < residual.size(); ++i) residual[i] = rows_[plane][i] - rows[i];
+  std::vector<float> values(rows.size());
+  transform.Analyze(residual, values);
+
   bool in_range = true;
-  std::vector<std::uint32_t> records;
-  for (std::uint32_t plane = 0; plane < profile.planes.size(); ++plane) {
-    const PlaneShape& shape = profile.planes[plane];
-    const PlaneProfile& of = profile.plane_profiles[plane];
-    const std::size_t components = shape.components();
-    const PredictedPlane cells = state_.CellsOf(plane);
-    std::vector<float> predicted(row_count_ * components);
-    state_.transforms[plane].Predict(codes, predicted);
-    std::vector<float> predictions(components * kLanes);
-    std::vector<std::uint32_t> numbers(components * kLanes);
-    records.resize(components * kPredictedStepsMax * kLanes);
-    for (Coded& coded : coded_) {
-      state_.PredictExact(plane, coded.block->tokens, coded.angles, coded.first_row, predicted);
-      for (std::size_t group = 0; group < coded.active.size(); ++group) {
-        for (std::size_t lane = 0; lane < kLanes; ++lane) {
-          const std::size_t token = group * kLanes + lane;
-          const bool active = (coded.active[group] >> lane & 1) != 0;
-          const float* const row = predicted.data() + (coded.first_row + token) * components;
-          for (std::size_t c = 0; c < components; ++c) {
-            const std::uint32_t number =
-                active ? state_.LoadNumber(coded.block->raw, plane, token, c) : 0;
-            numbers[c * kLanes + lane] = number;
-            predictions[c * kLanes + lane] = row[c];
-            if (active && !state_.IsInCells(plane, c, number)) {
-              KeepExact(coded, token);
-              in_range = false;
-            }
+  const std::size_t coded_count = coded_plane.coded_count();
+  std::vector<float> targets(coded_count * kLanes), coded_values(coded_count * kLanes);
+  records_.resize((group_count + coded_count * kResidualStepsMax) * kLanes);
+  for (Coded& coded : coded_) {
+    for (std::size_t group = 0; group < coded.active.size(); ++group) {
+      const std::size_t first_row = coded.first_row + group * kLanes;
+      float* const group_values = values.data() + first_row * components;
+      coded_plane.Gather(group_values, components, 1 / level_.step, targets.data());
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        if ((coded.active[group] >> lane & 1) == 0) continue;
+        bool fits =
+            coded_plane.MayDrop(group_values + lane * components, level_.step * kDroppedMax);
+        for (std::size_t c = 0; fits && c < coded_count; ++c) {
+          fits = std::abs(targets[c * kLanes + lane]) < kTargetMax;
+        }
+        if (fits) continue;
+        KeepExact(coded, group * kLanes + lane);
+        in_range = false;
+      }
+      AddSteps(coded, Kernels().residual_encode(tables, symbols, coded.active[group],
+                                                exponents_[plane].data() + first_row * group_count,
+                                                targets.data(), &coded.carry[group],
+                                                coded_values.data(), records_.data()));
+      std::fill_n(group_values, kLanes * components, 0.0f);
+      coded_plane.Scatter(coded_values.data(), level_.step, group_values, components);
+    }
+  }
+  if (in_range) transform.AddResidual(values, rows);
+  return in_range;
+}
+
+bool ResidualCodec::Encoder::CodeNumbers(std::uint32_t plane, std::vector<float>& predicted) {
+  const ResidualTables tables = state_.TablesOf(level_);
+  const std::size_t components = state_.profile.planes[plane].components();
+  const PredictedPlane cells = state_.CellsOf(plane);
+  bool in_range = true;
+  std::vector<float> predictions(components * kLanes);
+  std::vector<std::uint32_t> numbers(components * kLanes);
+  records_.resize(components * kPredictedStepsMax * kLanes);
+  for (Coded& coded : coded_) {
+    state_.RotateRows(coded, plane, predicted);
+    for (std::size_t group = 0; group < coded.active.size(); ++group) {
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        const std::size_t token = group * kLanes + lane;
+        const bool active = (coded.active[group] >> lane & 1) != 0;
+        for (std::size_t c = 0; c < components; ++c) {
+          const std::uint32_t number =
+              active ? state_.LoadNumber(coded.block->raw, plane, token, c) : 0;
+          numbers[c * kLanes + lane] = number;
+          if (active && !state_.IsInCells(plane, c, number)) {
+            KeepExact(coded, token);
+            in_range = false;
           }
         }
-        if (!in_range) continue;
-        const std::size_t steps = Kernels().predicted_encode(
-            tables, format, cells, coded.active[group], coded.carry[group].shift,
-            predictions.data(), numbers.data(), records.data());
-        std::copy_n(records.data(), steps * kLanes, coded.encoder.AddSteps(steps));
-        coded.steps += steps;
       }
-      coded.layer_steps[shape.layer] = coded.steps;
+      if (!in_range) continue;
+      ToLanes(predicted.data() + (coded.first_row + group * kLanes) * components, components,
+              predictions);
+      AddSteps(coded,
+               Kernels().predicted_encode(tables, *state_.exact_format, cells, coded.active[group],
+                                          coded.carry[group].shift, predictions.data(),
+                                          numbers.data(), records_.data()));
     }
-    if (!in_range) return false;
-    codes.Add(plane, of, shape, rows_[plane]);
   }
-  return true;
+  return in_range;
+}
+
+void ResidualCodec::Encoder::AddSteps(Coded& coded, std::size_t steps) {
+  std::copy_n(records_.data(), steps * kLanes, coded.encoder.AddSteps(steps));
+  coded.steps += steps;
 }
 
 bool ResidualCodec::Encoder::IsLost(const Coded& coded) const {
@@ -276,8 +259,30 @@ bool ResidualCodec::Encoder::IsLost(const Coded& coded) const {
          coded.exact.size() > std::max<std::size_t>(geometry.block_tokens() / 4, 1);
 }
 
-absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
+std::string ResidualCodec::Encoder::Head(const Coded& coded,
+                                         std::span<const std::uint16_t> layers_of_section) const {
   const KvGeometry& geometry = state_.geometry;
+  ByteWriter writer;
+  writer.Write(static_cast<std::uint8_t>(coded.first_from_profile ? kFirstTokenFromProfile : 0));
+  writer.Write(std::uint8_t{0});
+  writer.Write(static_cast<std::uint16_t>(coded.exact.size()));
+  writer.Write(static_cast<std::uint16_t>(layers_of_section.size()));
+  for (const std::uint16_t layers : layers_of_section) writer.Write(layers);
+  if (level_.quality == Quality::kExact) {
+    for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
+      writer.Write(Crc32c(RawOfLayer(geometry, layer, coded.block->raw)));
+    }
+  }
+  for (const std::uint16_t token : coded.exact) writer.Write(token);
+  for (const std::uint16_t token : coded.exact) {
+    ForEachPiece(geometry, token, [&](std::size_t offset, std::size_t bytes) {
+      writer.WriteText(AsText(coded.block->raw.subspan(offset, bytes)));
+    });
+  }
+  return writer.Take();
+}
+
+absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
   if (IsLost(coded)) {
     return EncodedBlock{.body = {},
                         .section_bytes = {},
@@ -289,8 +294,6 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
 
   EncodedBlock encoded;
   encoded.exact_tokens = static_cast<std::uint32_t>(coded.exact.size());
-  const std::size_t exact_bytes =
-      coded.exact.size() * (sizeof(std::uint16_t) + TokenBytes(geometry));
   layer_bytes.back() = entropy.size();
   encoded.section_bytes = CutSections(layer_bytes);
   std::vector<std::uint16_t> layers_of_section;
@@ -302,33 +305,14 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
         layer_bytes.begin()));
   }
   // The head goes with the first section, or is one of its own where both are too long for that.
-  const std::uint32_t crc_count = level_.quality == Quality::kExact ? geometry.layer_count() : 0;
-  const auto head_bytes = [&] {
-    return kFrameBindingBytes + kResidualHeadBytes + 2 * layers_of_section.size() +
-           std::size_t{4} * crc_count + exact_bytes;
-  };
-  if (head_bytes() + encoded.section_bytes[0] > kSectionBytesMax) {
+  std::string head = Head(coded, layers_of_section);
+  if (kFrameBindingBytes + head.size() + encoded.section_bytes[0] > kSectionBytesMax) {
     encoded.section_bytes.insert(encoded.section_bytes.begin(), 0);
     layers_of_section.insert(layers_of_section.begin(), 0);
+    head = Head(coded, layers_of_section);
   }
-  encoded.section_bytes[0] += static_cast<std::uint32_t>(head_bytes());
+  encoded.section_bytes[0] += static_cast<std::uint32_t>(kFrameBindingBytes + head.size());
 
-  ByteWriter writer;
-  writer.Write(static_cast<std::uint8_t>(coded.first_from_profile ? kFirstTokenFromProfile : 0));
-  writer.Write(std::uint8_t{0});
-  writer.Write(static_cast<std::uint16_t>(coded.exact.size()));
-  writer.Write(static_cast<std::uint16_t>(layers_of_section.size()));
-  for (const std::uint16_t layers : layers_of_section) writer.Write(layers);
-  for (std::uint32_t layer = 0; layer < crc_count; ++layer) {
-    writer.Write(Crc32c(RawOfLayer(geometry, layer, coded.block->raw)));
-  }
-  for (const std::uint16_t token : coded.exact) writer.Write(token);
-  for (const std::uint16_t token : coded.exact) {
-    ForEachPiece(geometry, token, [&](std::size_t offset, std::size_t bytes) {
-      writer.WriteText(AsText(coded.block->raw.subspan(offset, bytes)));
-    });
-  }
-  const std::string head = writer.Take();
   encoded.body.resize(kFrameBindingBytes + head.size() + entropy.size());
   WriteFrameBinding({.first_position = coded.block->first_position,
                      .tokens_crc32c = TokensCrc(coded.block->tokens),
@@ -377,7 +361,7 @@ void ResidualCodec::Encoder::ChooseExponents() {
 absl::StatusOr<std::vector<EncodedBlock>> ResidualCodec::Encoder::Run() {
   ChooseExponents();
   // Each time over, a token more is exact.
-  while (!(level_.quality == Quality::kExact ? CodeExactPlanes() : CodePlanes())) {
+  while (!CodePlanes()) {
   }
   std::vector<EncodedBlock> encoded;
   for (Coded& coded : coded_) {

@@ -1,20 +1,19 @@
 #include "storage/codec/residual_fit.h"
 
-#include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "storage/base/check.h"
 #include "storage/base/status_macros.h"
+#include "storage/codec/basis_fit.h"
+#include "storage/codec/fit_rows.h"
 #include "storage/codec/importance.h"
 #include "storage/codec/plane_transform.h"
+#include "storage/codec/predictor_fit.h"
 #include "storage/codec/profile_header.h"
-#include "storage/codec/raw_kv.h"
 #include "storage/codec/residual_entropy.h"
 #include "storage/codec/residual_level.h"
 #include "storage/codec/symbol_fit.h"
@@ -22,18 +21,10 @@
 namespace kvtrie {
 namespace {
 
-using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-constexpr std::size_t kChunkRows = 4096;  // of a product over all samples
-
-// Codes reach that many standard deviations of what they stand for.
-constexpr float kInputDeviations = 6;
 // A value whose scale is below 2^-5 steps is zero in practice, important tokens included.
 constexpr int kScaleIndexMin = 24;
 
 constexpr double kReportedShare = 0.01;
-
-Eigen::Index Index(std::size_t size) { return static_cast<Eigen::Index>(size); }
 
 class Fit {
  public:
@@ -47,21 +38,21 @@ class Fit {
   absl::Status CheckOptions() const;
   absl::Status CheckMaterial() const;
   absl::Status Open();
+  void SetUpProfile();
   void FitFirstToken();
   void FitTokenTable();
   void ComputeExponents();
 
   // One level over all samples. `fit`: predictions and bases too.
   void Pass(std::size_t level, bool fit, SymbolFit& symbols);
-  void ReadPlane(std::uint32_t plane, std::vector<float>& rows) const;
-  void FitPrediction(std::uint32_t plane, const std::vector<float>& rows,
-                     const RestoredCodes& codes);
-  void FitBasis(std::uint32_t plane, const std::vector<float>& residual);
+  void FitPredictors(std::uint32_t plane, std::span<const float> rows, const RestoredCodes& codes);
+  std::vector<float> Predict(const PlaneTransform& transform, std::uint32_t plane,
+                             const RestoredCodes& codes) const;
+  // What predictions miss, [row][component]; 0 in rows that do not count.
+  std::vector<float> Residual(std::span<const float> rows, std::span<const float> predicted) const;
   void FitScales(std::uint32_t plane, std::size_t level, const std::vector<float>& values);
   void FitCells();
   void Report(std::string_view what, double share_of_step);
-
-  bool counts(std::size_t row) const { return (active_[row / kLanes] >> row % kLanes & 1) != 0; }
 
   const ModelSpec spec_;
   const std::span<const KvSample> samples_;
@@ -69,14 +60,7 @@ class Fit {
   const ResidualFitOptions& options_;
 
   ResidualProfile profile_;
-  std::vector<std::unique_ptr<RawKv>> raw_kv_;  // [sample], some shared
-  std::vector<std::size_t> raw_kv_of_;
-  std::vector<RopeAngles> angles_;
-  std::vector<std::size_t> first_row_;  // [sample]
-  std::size_t row_count_ = 0;
-  std::size_t counted_rows_ = 0;
-  std::vector<LaneMask> active_;                                   // [group of 16 rows]
-  std::vector<TokenId> tokens_;                                    // [row], of padding too
+  std::optional<FitRows> rows_;
   std::vector<std::vector<std::vector<std::int32_t>>> exponents_;  // [level][plane]
   std::vector<ResidualCarry> carry_;                               // [group]
   double done_ = 0;
@@ -169,40 +153,15 @@ absl::Status Fit::Open() {
   KV_RETURN_IF_ERROR(CheckMaterial());
   if (samples_.empty()) return absl::InvalidArgumentError("fit: no samples");
   KV_RETURN_IF_ERROR(CheckSamples(spec_, samples_));
-  std::map<std::size_t, std::size_t> raw_kv_of_length;
-  for (const KvSample& sample : samples_) {
-    ModelSpec of_sample = spec_;
-    of_sample.block_tokens = static_cast<std::uint32_t>(sample.tokens.size());
-    const auto [known, is_new] = raw_kv_of_length.try_emplace(sample.tokens.size(), raw_kv_.size());
-    if (is_new) raw_kv_.push_back(std::make_unique<RawKv>(KvGeometry(of_sample), spec_.rope));
-    raw_kv_of_.push_back(known->second);
-    angles_.push_back(raw_kv_[known->second]->AnglesAt(0));
-    first_row_.push_back(row_count_);
-    row_count_ += (sample.tokens.size() + kLanes - 1) / kLanes * kLanes;
-  }
-
-  active_.assign(row_count_ / kLanes, 0);
-  tokens_.assign(row_count_, 0);
-  for (std::size_t i = 0; i < samples_.size(); ++i) {
-    std::vector<bool> extreme(samples_[i].tokens.size());
-    extreme[0] = true;  // kept apart, see ResidualCodec
-    for (const PlaneShape& plane : profile_.planes) {
-      for (const std::uint32_t token : raw_kv_[raw_kv_of_[i]]->ExtremeTokens(
-               samples_[i].raw, plane.layer, plane.is_v ? KvKind::kV : KvKind::kK)) {
-        extreme[token] = true;
-      }
-    }
-    for (std::size_t t = 0; t < extreme.size(); ++t) {
-      const std::size_t row = first_row_[i] + t;
-      tokens_[row] = samples_[i].tokens[t];
-      if (extreme[t]) continue;
-      active_[row / kLanes] = static_cast<LaneMask>(active_[row / kLanes] | 1u << row % kLanes);
-      ++counted_rows_;
-    }
-  }
-  if (counted_rows_ < 64)
+  rows_.emplace(spec_, samples_);
+  if (rows_->counted() < 64) {
     return absl::InvalidArgumentError("fit: samples have fewer than 64 tokens");
+  }
+  SetUpProfile();
+  return absl::OkStatus();
+}
 
+void Fit::SetUpProfile() {
   profile_.codec_key = spec_.CodecKey();
   profile_.levels = options_.levels;
   profile_.group_count = material_.importance.query_heads == 0 ? 0 : material_.group_count;
@@ -246,39 +205,22 @@ absl::Status Fit::Open() {
     profile_.carried.push_back(static_cast<std::uint16_t>(std::min(energy, 65535.0)));
   }
   SetFirstTables(profile_);
-  return absl::OkStatus();
-}
-
-void Fit::ReadPlane(std::uint32_t plane, std::vector<float>& rows) const {
-  const PlaneShape& shape = profile_.planes[plane];
-  const std::size_t components = shape.components();
-  rows.assign(row_count_ * components, 0);
-  for (std::size_t i = 0; i < samples_.size(); ++i) {
-    raw_kv_[raw_kv_of_[i]]->ReadRows(
-        samples_[i].raw, shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, angles_[i],
-        std::span(rows).subspan(first_row_[i] * components,
-                                samples_[i].tokens.size() * components));
-  }
-  for (std::size_t row = 0; row < row_count_; ++row) {
-    if (!counts(row)) std::fill_n(rows.begin() + Index(row * components), components, 0.0f);
-  }
 }
 
 // The commonest first token, if its K and V are the same everywhere.
 void Fit::FitFirstToken() {
   std::map<TokenId, std::size_t> seen;
-  for (const KvSample& sample : samples_) ++seen[sample.tokens[0]];
+  for (std::size_t i = 0; i < rows_->sample_count(); ++i) ++seen[rows_->tokens_of(i)[0]];
   const auto commonest = std::max_element(
       seen.begin(), seen.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   std::vector<double> sums(profile_.component_count()), squares(sums.size());
   std::vector<float> rows;
-  for (std::size_t i = 0; i < samples_.size(); ++i) {
-    if (samples_[i].tokens[0] != commonest->first) continue;
+  for (std::size_t i = 0; i < rows_->sample_count(); ++i) {
+    if (rows_->tokens_of(i)[0] != commonest->first) continue;
     std::size_t at = 0;
     for (const PlaneShape& plane : profile_.planes) {
-      rows.resize(samples_[i].tokens.size() * plane.components());
-      raw_kv_[raw_kv_of_[i]]->ReadRows(samples_[i].raw, plane.layer,
-                                       plane.is_v ? KvKind::kV : KvKind::kK, angles_[i], rows);
+      rows.resize(rows_->tokens_of(i).size() * plane.components());
+      rows_->ReadSample(i, plane, rows);
       for (std::size_t c = 0; c < plane.components(); ++c, ++at) {
         sums[at] += rows[c];
         squares[at] += double{rows[c]} * rows[c];
@@ -301,8 +243,8 @@ void Fit::FitFirstToken() {
 // profile holds the tokens that come most often.
 void Fit::FitTokenTable() {
   std::map<TokenId, std::size_t> seen;
-  for (std::size_t row = 0; row < row_count_; ++row) {
-    if (counts(row)) ++seen[tokens_[row]];
+  for (std::size_t row = 0; row < rows_->row_count(); ++row) {
+    if (rows_->counts(row)) ++seen[rows_->tokens()[row]];
   }
   std::vector<std::pair<std::size_t, TokenId>> by_count;
   for (const auto& [token, count] : seen) by_count.emplace_back(count, token);
@@ -325,14 +267,13 @@ void Fit::FitTokenTable() {
     width += plane.layer == 0 ? plane.components() : 0;
   profile_.table_rows.assign(profile_.table_tokens.size() * width, 0);
   std::size_t first = 0;
-  std::vector<float> rows;
   for (std::uint32_t i = 0; i < profile_.planes.size() && profile_.planes[i].layer == 0; ++i) {
     const std::size_t components = profile_.planes[i].components();
-    ReadPlane(i, rows);
+    const std::vector<float> rows = rows_->ReadPlane(profile_.planes[i]);
     std::vector<double> sums(profile_.table_tokens.size() * components);
     std::vector<double> counts_of(profile_.table_tokens.size());
-    for (std::size_t row = 0; row < row_count_; ++row) {
-      const std::size_t entry = counts(row) ? place(tokens_[row]) : counts_of.size();
+    for (std::size_t row = 0; row < rows_->row_count(); ++row) {
+      const std::size_t entry = rows_->counts(row) ? place(rows_->tokens()[row]) : counts_of.size();
       if (entry == counts_of.size()) continue;
       ++counts_of[entry];
       for (std::size_t c = 0; c < components; ++c) {
@@ -356,184 +297,65 @@ void Fit::ComputeExponents() {
   exponents_.assign(options_.levels.size(), {});
   for (auto& of_level : exponents_) {
     of_level.assign(profile_.planes.size(),
-                    std::vector<std::int32_t>(row_count_ * profile_.group_count));
+                    std::vector<std::int32_t>(rows_->row_count() * profile_.group_count));
   }
   if (profile_.importance.query_heads == 0) return;
   const ImportanceEstimator estimator(profile_, RopePairs::OfLayers(spec_));
-  for (std::size_t i = 0; i < samples_.size(); ++i) {
-    const std::size_t rows = (samples_[i].tokens.size() + kLanes - 1) / kLanes * kLanes;
+  for (std::size_t i = 0; i < rows_->sample_count(); ++i) {
+    const std::size_t token_count = rows_->tokens_of(i).size();
+    const std::size_t rows = (token_count + kLanes - 1) / kLanes * kLanes;
     std::vector<std::vector<float>> planes;
     for (const PlaneShape& plane : profile_.planes) {
-      std::vector<float>& to = planes.emplace_back(rows * plane.components());
-      raw_kv_[raw_kv_of_[i]]->ReadRows(
-          samples_[i].raw, plane.layer, plane.is_v ? KvKind::kV : KvKind::kK, angles_[i],
-          std::span(to).first(samples_[i].tokens.size() * plane.components()));
-      for (std::size_t row = 0; row < samples_[i].tokens.size(); ++row) {
-        if (counts(first_row_[i] + row)) continue;
-        std::fill_n(to.begin() + Index(row * plane.components()), plane.components(), 0.0f);
-      }
+      rows_->ReadCounted(i, plane, planes.emplace_back(rows * plane.components()));
     }
     std::vector<std::uint32_t> tokens_behind(rows, 1);
-    for (std::size_t t = 0; t < samples_[i].tokens.size(); ++t) {
-      tokens_behind[t] = static_cast<std::uint32_t>(samples_[i].tokens.size() - t);
+    for (std::size_t t = 0; t < token_count; ++t) {
+      tokens_behind[t] = static_cast<std::uint32_t>(token_count - t);
     }
     const std::vector<std::vector<float>> features = estimator.Features(planes, tokens_behind);
     for (std::size_t level = 0; level < options_.levels.size(); ++level) {
       const auto of_sample =
           estimator.Exponents(features, rows, options_.levels[level].importance_strength);
+      const std::size_t first = rows_->first_row(i) * profile_.group_count;
       for (std::size_t plane = 0; plane < of_sample.size(); ++plane) {
         std::copy(of_sample[plane].begin(), of_sample[plane].end(),
-                  exponents_[level][plane].begin() + Index(first_row_[i] * profile_.group_count));
+                  exponents_[level][plane].begin() + static_cast<std::ptrdiff_t>(first));
       }
     }
-    Report("importance", static_cast<double>(i) / static_cast<double>(samples_.size()));
+    Report("importance", static_cast<double>(i) / static_cast<double>(rows_->sample_count()));
   }
 }
 
-// Ridge regression on codes, as the decoder will have them.
-void Fit::FitPrediction(std::uint32_t plane, const std::vector<float>& rows,
+// Those of layer 0 come first: its token table stands on all of them.
+void Fit::FitPredictors(std::uint32_t plane, std::span<const float> rows,
                         const RestoredCodes& codes) {
-  PlaneProfile& of = profile_.plane_profiles[plane];
-  const std::size_t components = profile_.planes[plane].components();
-  const std::size_t block_components = components / of.block_count;
-  std::vector<double> mean(components), square(components);
-  for (std::size_t row = 0; row < row_count_; ++row) {
-    if (!counts(row)) continue;
-    for (std::size_t c = 0; c < components; ++c) {
-      const double x = rows[row * components + c];
-      mean[c] += x;
-      square[c] += x * x;
-    }
+  FitPredictor(*rows_, rows, codes, options_.ridge, plane, profile_);
+  if (plane > 0) return;
+  for (std::uint32_t i = 1; i < profile_.planes.size() && profile_.planes[i].layer == 0; ++i) {
+    FitPredictor(*rows_, rows_->ReadPlane(profile_.planes[i]), codes, options_.ridge, i, profile_);
   }
-  const auto n = static_cast<double>(counted_rows_);
-  for (std::size_t c = 0; c < components; ++c) {
-    mean[c] /= n;
-    const double variance = std::max(square[c] / n - mean[c] * mean[c], 0.0);
-    of.bias[c] = static_cast<float>(mean[c]);
-    const double scale = std::sqrt(variance) * kInputDeviations / 127;
-    of.input_scales[c] = static_cast<float>(std::max(scale, 1e-12));
-  }
-  of.weight_scales.assign(components, 0);
-
-  const std::vector<std::uint32_t> inputs = InputPlanes(profile_.planes, plane, of.inputs);
-  std::size_t in = 0;
-  for (const std::uint32_t input : inputs) {
-    in += profile_.planes[input].components() / of.block_count;
-  }
-  of.weights.assign(components * in, 0);
-  if (in == 0) return;
-
-  for (std::size_t b = 0; b < of.block_count; ++b) {
-    // In units of the inputs' deviations, so that the ridge treats them alike.
-    Eigen::MatrixXd gram = Eigen::MatrixXd::Zero(Index(in), Index(in));
-    Eigen::MatrixXd cross = Eigen::MatrixXd::Zero(Index(in), Index(block_components));
-    Matrix x(kChunkRows, in), y(kChunkRows, block_components);
-    Matrix chunk_gram(in, in), chunk_cross(in, block_components);
-    std::size_t filled = 0;
-    const auto add_chunk = [&] {
-      const std::span<const float> x_rows(x.data(), filled * in);
-      const std::span<const float> y_rows(y.data(), filled * block_components);
-      TransposedProduct(x_rows, in, x_rows, in, {chunk_gram.data(), in * in});
-      TransposedProduct(x_rows, in, y_rows, block_components,
-                        {chunk_cross.data(), in * block_components});
-      gram += chunk_gram.cast<double>();
-      cross += chunk_cross.cast<double>();
-      filled = 0;
-    };
-    for (std::size_t row = 0; row < row_count_; ++row) {
-      if (!counts(row)) continue;
-      Eigen::Index at = 0;
-      for (const std::uint32_t input : inputs) {
-        const std::size_t width = profile_.planes[input].components() / of.block_count;
-        const std::uint8_t* const from =
-            codes.Of(input).data() + (row * of.block_count + b) * width;
-        for (std::size_t i = 0; i < width; ++i) {
-          x(Index(filled), at++) = (static_cast<float>(from[i]) - 128) * (kInputDeviations / 127);
-        }
-      }
-      for (std::size_t c = 0; c < block_components; ++c) {
-        const std::size_t component = b * block_components + c;
-        y(Index(filled), Index(c)) = rows[row * components + component] - of.bias[component];
-      }
-      if (++filled == kChunkRows) add_chunk();
-    }
-    add_chunk();
-    gram.diagonal().array() += options_.ridge * gram.trace() / static_cast<double>(in);
-    const Eigen::MatrixXd solved = gram.ldlt().solve(cross);  // [in][block component]
-    for (std::size_t c = 0; c < block_components; ++c) {
-      const auto column = solved.col(Index(c));
-      const double scale =
-          std::max(column.cwiseAbs().maxCoeff() / IntegerProduct::kWeightMax, 1e-30);
-      const std::size_t component = b * block_components + c;
-      of.weight_scales[component] = static_cast<float>(scale * (kInputDeviations / 127));
-      for (std::size_t i = 0; i < in; ++i) {
-        of.weights[component * in + i] =
-            static_cast<std::int8_t>(std::nearbyint(column(Index(i)) / scale));
-      }
-    }
-  }
+  FitTokenTable();
 }
 
-// The residual's principal components in the metric: where an error costs the same in every
-// direction.
-void Fit::FitBasis(std::uint32_t plane, const std::vector<float>& residual) {
-  PlaneProfile& of = profile_.plane_profiles[plane];
-  const std::size_t components = profile_.planes[plane].components();
-  const std::size_t size = components / of.block_count;
-  double mean_variance = 0;
-  for (const float value : residual) mean_variance += double{value} * value;
-  mean_variance /= static_cast<double>(counted_rows_ * components);
+std::vector<float> Fit::Predict(const PlaneTransform& transform, std::uint32_t plane,
+                                const RestoredCodes& codes) const {
+  std::vector<float> rows(rows_->row_count() * profile_.planes[plane].components());
+  transform.Predict(codes, rows);
+  PredictFromTokens(profile_, plane, rows_->tokens(), rows);
+  return rows;
+}
 
-  for (std::size_t b = 0; b < of.block_count; ++b) {
-    Eigen::MatrixXd covariance = Eigen::MatrixXd::Zero(Index(size), Index(size));
-    Matrix chunk(kChunkRows, size), chunk_covariance(size, size);
-    for (std::size_t row = 0; row < row_count_; row += kChunkRows) {
-      const std::size_t count = std::min(kChunkRows, row_count_ - row);
-      for (std::size_t i = 0; i < count; ++i) {
-        std::copy_n(residual.data() + (row + i) * components + b * size, size,
-                    chunk.data() + i * size);
-      }
-      const std::span<const float> rows(chunk.data(), count * size);
-      TransposedProduct(rows, size, rows, size, {chunk_covariance.data(), size * size});
-      covariance += chunk_covariance.cast<double>();
-    }
-    covariance /= static_cast<double>(counted_rows_);
-
-    Eigen::MatrixXd metric(Index(size), Index(size));
-    if (material_.metrics.empty()) {
-      metric.setIdentity();
-      metric /= std::max(mean_variance, 1e-30);
-    } else {
-      for (std::size_t i = 0; i < size; ++i) {
-        for (std::size_t j = 0; j < size; ++j) {
-          metric(Index(i), Index(j)) =
-              material_.metrics[plane][(b * size + i) * components + b * size + j];
-        }
-      }
-      const double shrinkage = options_.metric_shrinkage;
-      metric.diagonal().array() += shrinkage * metric.trace() / static_cast<double>(size);
-      metric /= 1 + shrinkage;
-    }
-    const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> of_metric(metric);
-    const Eigen::VectorXd floor =
-        of_metric.eigenvalues().cwiseMax(of_metric.eigenvalues().maxCoeff() * 1e-9).cwiseMax(1e-30);
-    const Eigen::MatrixXd root =
-        of_metric.eigenvectors() * floor.cwiseSqrt().asDiagonal();  // metric = root root^T
-    const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> principal(root.transpose() * covariance *
-                                                                   root);
-    // Values = residual . analysis; the largest come first.
-    const Eigen::MatrixXd analysis = root * principal.eigenvectors().rowwise().reverse();
-    const Eigen::MatrixXd basis = analysis.inverse();
-    for (std::size_t v = 0; v < size; ++v) {
-      const auto row = basis.row(Index(v));
-      const double scale = std::max(row.cwiseAbs().maxCoeff() / 127, 1e-30);
-      of.basis_scales[b * size + v] = static_cast<float>(scale);
-      for (std::size_t c = 0; c < size; ++c) {
-        of.basis[(b * size + v) * size + c] =
-            static_cast<std::int8_t>(std::nearbyint(row(Index(c)) / scale));
-      }
+std::vector<float> Fit::Residual(std::span<const float> rows,
+                                 std::span<const float> predicted) const {
+  const std::size_t components = rows.size() / rows_->row_count();
+  std::vector<float> residual(rows.size());
+  for (std::size_t row = 0; row < rows_->row_count(); ++row) {
+    if (!rows_->counts(row)) continue;
+    for (std::size_t at = row * components; at < (row + 1) * components; ++at) {
+      residual[at] = rows[at] - predicted[at];
     }
   }
+  return residual;
 }
 
 void Fit::FitScales(std::uint32_t plane, std::size_t level, const std::vector<float>& values) {
@@ -542,11 +364,11 @@ void Fit::FitScales(std::uint32_t plane, std::size_t level, const std::vector<fl
   const std::size_t width = profile_.planes[plane].components();
   for (std::size_t v = 0; v < width; ++v) {
     double square = 0;
-    for (std::size_t row = 0; row < row_count_; ++row) {
-      if (counts(row)) square += double{values[row * width + v]} * values[row * width + v];
+    for (std::size_t row = 0; row < rows_->row_count(); ++row) {
+      if (rows_->counts(row)) square += double{values[row * width + v]} * values[row * width + v];
     }
     const double steps =
-        std::sqrt(square / static_cast<double>(counted_rows_)) / profile_.levels[level].step;
+        std::sqrt(square / static_cast<double>(rows_->counted())) / profile_.levels[level].step;
     const double index = 8 * (std::log2(std::max(steps, 1e-9)) + 8);
     if (index < kScaleIndexMin) continue;
     scales[v] = static_cast<std::uint8_t>(std::min(index + 0.5, double{kScaleIndexMax}));
@@ -554,45 +376,26 @@ void Fit::FitScales(std::uint32_t plane, std::size_t level, const std::vector<fl
 }
 
 void Fit::Pass(std::size_t level, bool fit, SymbolFit& symbols) {
-  carry_.assign(active_.size(), {});
-  RestoredCodes codes(profile_.planes.size(), row_count_);
-  std::vector<float> rows;
+  carry_.assign(rows_->active().size(), {});
+  RestoredCodes codes(profile_.planes.size(), rows_->row_count());
   for (std::uint32_t plane = 0; plane < profile_.planes.size(); ++plane) {
     PlaneProfile& of = profile_.plane_profiles[plane];
     const PlaneShape& shape = profile_.planes[plane];
-    ReadPlane(plane, rows);
-    if (fit) {
-      FitPrediction(plane, rows, codes);
-      if (plane == 0) {
-        for (std::uint32_t i = 1; i < profile_.planes.size() && profile_.planes[i].layer == 0;
-             ++i) {
-          std::vector<float> of_first_layer;
-          ReadPlane(i, of_first_layer);
-          FitPrediction(i, of_first_layer, codes);
-        }
-        FitTokenTable();
-      }
-    }
-    std::vector<float> restored(rows.size());
+    const std::vector<float> rows = rows_->ReadPlane(shape);
+    if (fit) FitPredictors(plane, rows, codes);
     std::optional<PlaneTransform> transform(std::in_place, profile_, plane);
-    transform->Predict(codes, restored);
-    if (shape.layer == 0) PredictFromTokens(profile_, plane, tokens_, restored);
-    std::vector<float> residual(rows.size());
-    for (std::size_t row = 0; row < row_count_; ++row) {
-      if (!counts(row)) continue;
-      for (std::size_t c = 0; c < shape.components(); ++c) {
-        const std::size_t at = row * shape.components() + c;
-        residual[at] = rows[at] - restored[at];
-      }
-    }
+    std::vector<float> restored = Predict(*transform, plane, codes);
+    const std::vector<float> residual = Residual(rows, restored);
     if (fit) {
-      FitBasis(plane, residual);
+      const std::span<const float> metric =
+          material_.metrics.empty() ? std::span<const float>() : material_.metrics[plane];
+      FitBasis(residual, rows_->counted(), metric, options_.metric_shrinkage, of);
       transform.emplace(profile_, plane);
     }
-    std::vector<float> values(row_count_ * shape.components());
+    std::vector<float> values(rows.size());
     transform->Analyze(residual, values);
     FitScales(plane, level, values);
-    symbols.Code(profile_, plane, level, active_, exponents_[level][plane], carry_, values);
+    symbols.Code(profile_, plane, level, rows_->active(), exponents_[level][plane], carry_, values);
     transform->AddResidual(values, restored);
     codes.Add(plane, of, shape, restored);
     Report(fit ? "predictors" : "tables",
@@ -602,30 +405,23 @@ void Fit::Pass(std::size_t level, bool fit, SymbolFit& symbols) {
 
 // How far predictions from exact rows miss, after RoPE, where exact frames code the numbers.
 void Fit::FitCells() {
-  RestoredCodes codes(profile_.planes.size(), row_count_);
-  std::vector<float> rows;
+  RestoredCodes codes(profile_.planes.size(), rows_->row_count());
   for (std::uint32_t plane = 0; plane < profile_.planes.size(); ++plane) {
     PlaneProfile& of = profile_.plane_profiles[plane];
     const PlaneShape& shape = profile_.planes[plane];
     const std::size_t components = shape.components();
-    ReadPlane(plane, rows);
-    std::vector<float> residual(rows.size());
-    PlaneTransform(profile_, plane).Predict(codes, residual);
-    if (shape.layer == 0) PredictFromTokens(profile_, plane, tokens_, residual);
-    for (std::size_t i = 0; i < rows.size(); ++i) residual[i] = rows[i] - residual[i];
-    for (std::size_t i = 0; i < samples_.size(); ++i) {
-      raw_kv_[raw_kv_of_[i]]->RotateRows(
-          std::span(residual).subspan(first_row_[i] * components,
-                                      samples_[i].tokens.size() * components),
-          shape.layer, shape.is_v ? KvKind::kV : KvKind::kK, angles_[i]);
-    }
+    const std::vector<float> rows = rows_->ReadPlane(shape);
+    std::vector<float> residual =
+        Residual(rows, Predict(PlaneTransform(profile_, plane), plane, codes));
+    rows_->Rotate(shape, residual);
     for (std::size_t c = 0; c < components; ++c) {
       double sum = 0;
-      for (std::size_t row = 0; row < row_count_; ++row) {
-        if (counts(row)) sum += std::abs(residual[row * components + c]);
+      for (std::size_t row = 0; row < rows_->row_count(); ++row) {
+        if (rows_->counts(row)) sum += std::abs(residual[row * components + c]);
       }
       // Of a normal distribution with this mean absolute value.
-      const double deviation = std::max(1.2533 * sum / static_cast<double>(counted_rows_), 1e-30);
+      const double deviation =
+          std::max(1.2533 * sum / static_cast<double>(rows_->counted()), 1e-30);
       const double exponent = std::clamp(std::floor(std::log2(deviation)) - 2, -100.0, 100.0);
       const double index = 8 * (std::log2(deviation) - exponent + 8);
       of.cell_exponents[c] = static_cast<std::int8_t>(exponent);

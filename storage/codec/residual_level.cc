@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "storage/base/status_macros.h"
+
 namespace kvtrie {
 
 std::vector<float> RateThresholds(const ResidualProfile& profile, float rate_weight) {
@@ -37,6 +39,39 @@ std::vector<std::uint32_t> SymbolLimits(const ResidualProfile& profile) {
     limits[c] = static_cast<std::uint32_t>(limit);
   }
   return limits;
+}
+
+SymbolTables::SymbolTables(const ResidualProfile& profile)
+    : rans_(kScaleClasses + profile.exponent_frequencies.size() / kExponentSymbols),
+      expected_(profile.expected.begin(), profile.expected.end()),
+      carried_(profile.carried.begin(), profile.carried.end()),
+      limits_(SymbolLimits(profile)),
+      offsets_(profile.offsets.data()),
+      prior_(profile.prior) {}
+
+absl::StatusOr<SymbolTables> SymbolTables::Of(const ResidualProfile& profile) {
+  SymbolTables made(profile);
+  std::size_t table = 0;
+  const auto set_each = [&](std::span<const std::uint16_t> frequencies, std::size_t symbols) {
+    for (; !frequencies.empty(); frequencies = frequencies.subspan(symbols)) {
+      KV_RETURN_IF_ERROR(made.rans_.Set(table++, frequencies.first(symbols)));
+    }
+    return absl::OkStatus();
+  };
+  KV_RETURN_IF_ERROR(set_each(profile.class_frequencies, kResidualSymbols));
+  KV_RETURN_IF_ERROR(set_each(profile.exponent_frequencies, kExponentSymbols));
+  return made;
+}
+
+ResidualTables SymbolTables::Tables(const float* thresholds) const {
+  return {.decode = rans_.decode(),
+          .encode = rans_.encode(),
+          .expected = expected_.data(),
+          .offsets = offsets_,
+          .thresholds = thresholds,
+          .limits = limits_.data(),
+          .carried = carried_.data(),
+          .prior = prior_};
 }
 
 LevelPlane::LevelPlane(const ResidualProfile& profile, std::uint32_t plane, std::size_t level) {
@@ -84,6 +119,7 @@ bool LevelPlane::MayDrop(const float* values, float bound) const {
 
 void PredictFromTokens(const ResidualProfile& profile, std::uint32_t plane,
                        std::span<const TokenId> tokens, std::span<float> rows) {
+  if (profile.planes[plane].layer > 0) return;
   const std::size_t components = profile.planes[plane].components();
   std::size_t first = 0, width = 0;
   for (std::uint32_t i = 0; i < profile.planes.size() && profile.planes[i].layer == 0; ++i) {

@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "storage/codec/rans.h"
 #include "storage/codec/residual_entropy.h"
 #include "storage/codec/residual_profile.h"
 
@@ -17,6 +19,28 @@ std::vector<float> RateThresholds(const ResidualProfile& profile, float rate_wei
 // The largest value of each class that its table has with either sign; larger ones are escaped.
 // [kScaleClasses], for encoders.
 std::vector<std::uint32_t> SymbolLimits(const ResidualProfile& profile);
+
+// The tables of a profile in the form that kernels read. They point into it. Immutable,
+// thread-safe.
+class SymbolTables {
+ public:
+  // REQUIRES: the profile is consistent. InvalidArgument: a table's frequencies do not sum up to
+  // 4096.
+  static absl::StatusOr<SymbolTables> Of(const ResidualProfile& profile);
+
+  // All that decoders read. An encoder takes the thresholds of its level too. Points into this.
+  ResidualTables Tables(const float* thresholds = nullptr) const;
+
+ private:
+  explicit SymbolTables(const ResidualProfile& profile);
+
+  RansTables rans_;  // classes, then exponents
+  std::vector<std::uint32_t> expected_;
+  std::vector<std::uint32_t> carried_;
+  std::vector<std::uint32_t> limits_;
+  const float* offsets_;
+  std::uint32_t prior_;
+};
 
 // The values that one plane codes at one level. Immutable, thread-safe.
 class LevelPlane {
@@ -43,8 +67,8 @@ class LevelPlane {
   ResidualPlane symbols_;
 };
 
-// Adds what the token table says to the rows of a plane of layer 0, which depend on the token
-// alone.
+// Adds what the token table says to the rows of a plane: in layer 0, which depends on the token
+// alone, and nothing above.
 void PredictFromTokens(const ResidualProfile& profile, std::uint32_t plane,
                        std::span<const TokenId> tokens, std::span<float> rows);
 

@@ -39,6 +39,7 @@ struct PlaneShape {
   std::uint32_t head_dim = 0;
 
   std::uint32_t components() const { return heads * head_dim; }
+  KvKind kind() const { return is_v ? KvKind::kV : KvKind::kK; }
   bool operator==(const PlaneShape&) const = default;
 };
 

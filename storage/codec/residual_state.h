@@ -24,7 +24,6 @@ namespace kvtrie {
 // an exact frame the CRC-32C of the raw KV of each layer; then the exact tokens, u16 each; their
 // raw bytes; the entropy-coded rest.
 inline constexpr std::uint8_t kFirstTokenFromProfile = 1;
-inline constexpr std::size_t kResidualHeadBytes = 6;  // up to the counts
 
 // One level of a profile, ready to code.
 struct PreparedLevel {
@@ -35,6 +34,21 @@ struct PreparedLevel {
   std::vector<LevelPlane> planes;
 };
 
+// A block among those that are coded together, for either direction.
+struct BatchedBlock {
+  std::span<const TokenId> tokens;
+  RopeAngles angles;
+  std::size_t first_row = 0;         // in rows of the batch
+  std::vector<std::uint16_t> exact;  // tokens that are kept as they are, ascending
+  bool first_from_profile = false;   // the first token's KV is the profile's
+  std::vector<LaneMask> active;      // [group] lanes that are coded
+  std::vector<ResidualCarry> carry;  // [group]
+
+  // Sets the last two for the first plane. Lanes beyond the block's tokens, and those of tokens
+  // that come from elsewhere, code nothing.
+  void StartCoding();
+};
+
 // A profile, ready to code with. Prepare() comes first, then all is immutable.
 struct ResidualCodec::State {
   State(const ModelSpec& spec, const ProfileId& profile_id, const ResidualProfile& from);
@@ -42,12 +56,29 @@ struct ResidualCodec::State {
   absl::Status Prepare(const ModelSpec& spec);
   const PreparedLevel* FindLevel(Quality quality) const;
   std::size_t BlocksAtOnce() const;
-  ResidualTables TablesOf(const PreparedLevel& level) const;
+  ResidualTables TablesOf(const PreparedLevel& level) const {
+    return symbols->Tables(level.thresholds.data());
+  }
 
+  // Rows of a plane are those of a whole batch, [row][component]; these are one block's.
+  std::span<float> RowsOf(const BatchedBlock& block, std::uint32_t plane,
+                          std::vector<float>& rows) const;
+  // What is known of a plane's rows before they are coded: planes below say it, and of layer 0 the
+  // tokens.
+  template <typename Block>  // a BatchedBlock
+  std::vector<float> Predict(std::uint32_t plane, const RestoredCodes& codes,
+                             const std::vector<Block>& blocks) const {
+    std::vector<float> rows(codes.row_count() * profile.planes[plane].components());
+    transforms[plane].Predict(codes, rows);
+    for (const Block& block : blocks) {
+      PredictFromTokens(profile, plane, block.tokens, RowsOf(block, plane, rows));
+    }
+    return rows;
+  }
+
+  // For exact frames, whose numbers are those of raw KV: K after RoPE.
+  void RotateRows(const BatchedBlock& block, std::uint32_t plane, std::vector<float>& rows) const;
   PredictedPlane CellsOf(std::uint32_t plane) const;
-  // Turns predictions of a block's rows, [row][component] of a batch, into those of its numbers.
-  void PredictExact(std::uint32_t plane, std::span<const TokenId> tokens, const RopeAngles& angles,
-                    std::size_t first_row, std::vector<float>& rows) const;
   // A number of a raw block, as bits.
   std::size_t NumberAt(std::uint32_t plane, std::size_t token, std::size_t component) const;
   std::uint32_t LoadNumber(std::span<const std::byte> raw, std::uint32_t plane, std::size_t token,
@@ -64,11 +95,8 @@ struct ResidualCodec::State {
   // For exact frames; no value: the dtype is not one of those.
   const std::optional<PredictedFormat> exact_format;
   std::vector<std::vector<std::int8_t>> cell_exponents;  // [plane], within the format
-  RansTables tables{0};
-  std::vector<std::uint32_t> expected;
-  std::vector<std::uint32_t> carried;
-  std::vector<std::uint32_t> limits;
-  std::vector<PlaneTransform> transforms;
+  std::optional<SymbolTables> symbols;
+  std::vector<PlaneTransform> transforms;  // [plane]
   std::vector<PreparedLevel> levels;
   std::optional<ImportanceEstimator> importance;
 };
@@ -78,8 +106,8 @@ inline std::size_t GroupsOf(std::size_t tokens) { return (tokens + kLanes - 1) /
 
 std::uint32_t TokensCrc(std::span<const TokenId> tokens);
 
-// [group]: lanes beyond the block's tokens, and those of `kept_out`, code nothing.
-std::vector<LaneMask> ActiveLanes(std::size_t token_count, std::span<const std::uint16_t> kept_out);
+// The rows of 16 tokens in the kernels' order, [component][token].
+void ToLanes(const float* rows, std::size_t components, std::span<float> lanes);
 
 // The bytes of one layer of a raw block.
 template <typename Byte>

@@ -51,17 +51,12 @@ absl::StatusOr<RotatedBlock> EncodeRotated(const KvGeometry& geometry,
 std::size_t RotatedHeadBytesMax(const KvGeometry& geometry);
 
 // Decodes layers in any order, each from its own bytes. Immutable, thread-safe.
-class RotatedReader {
+class RotatedReader : public LayeredBody {
  public:
   // `body`: the whole, or its first RotatedHeadBytesMax bytes. DataLoss when it is not the body of
   // a block of this geometry; the binding is not looked at.
   static absl::StatusOr<RotatedReader> Parse(const KvGeometry& geometry,
                                              std::span<const std::byte> body);
-
-  // [begin, end) of a layer's bytes within the body.
-  std::size_t layer_begin(std::uint32_t layer) const { return layer_begins_[layer]; }
-  std::size_t layer_end(std::uint32_t layer) const { return layer_begins_[layer + 1]; }
-  std::size_t body_bytes() const { return layer_begins_.back(); }
 
   // `bytes` are the layer's, layer_begin to layer_end; `raw` takes its layer_end - layer_begin of
   // the geometry. DataLoss when they cannot be such bytes; `raw` holds anything then.
@@ -69,11 +64,7 @@ class RotatedReader {
                            std::span<std::byte> raw) const;
 
  private:
-  explicit RotatedReader(const KvGeometry& geometry)
-      : geometry_(geometry), layer_begins_(geometry.layer_count() + 1) {}
-
-  KvGeometry geometry_;
-  std::vector<std::size_t> layer_begins_;  // and the end of the last
+  explicit RotatedReader(const KvGeometry& geometry) : LayeredBody(geometry) {}
 };
 
 // All layers of a whole body. REQUIRES: raw.size() == geometry.raw_block_bytes().

@@ -7,53 +7,20 @@
 // FILE holds raw blocks one after the other (tests/model/kv_blocks.py, pack_blocks). Without it,
 // one block of 16 tokens of normal values, a scale per channel (seed 1), in the dtype.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <map>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "storage/base/check.h"
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/lossless.h"
-#include "storage/codec/raw_kv.h"
+#include "tests/bench/bench_kv.h"
 #include "tests/bench/best_cpu_seconds.h"
 
 namespace kvtrie {
 namespace {
-
-std::vector<std::byte> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file),
-                                std::istreambuf_iterator<char>()};
-  const auto* const first = reinterpret_cast<const std::byte*>(bytes.data());
-  return {first, first + bytes.size()};
-}
-
-std::vector<std::byte> NormalBlock(const KvGeometry& geometry) {
-  std::vector<std::byte> raw(geometry.raw_block_bytes());
-  const RawKv raw_kv(geometry, {});
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
-    for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
-      const std::size_t components = geometry.row_components(layer, kind);
-      std::vector<float> scales(components);
-      for (float& scale : scales)
-        scale = (geometry.dtype() == DType::kInt8 ? 20 : 1) * std::exp(normal(random) / 2);
-      std::vector<float> rows(components * geometry.block_tokens());
-      for (std::size_t i = 0; i < rows.size(); ++i)
-        rows[i] = scales[i % components] * normal(random);
-      raw_kv.WriteRows(rows, layer, kind, raw_kv.AnglesAt(0), raw);
-    }
-  }
-  return raw;
-}
 
 void Run(const KvGeometry& geometry, const std::vector<std::byte>& blocks) {
   const std::size_t block_bytes = geometry.raw_block_bytes();
@@ -107,15 +74,13 @@ int main(int argc, char** argv) {
                                                {"fp32", DType::kFloat32},
                                                {"fp8", DType::kFloat8E4m3},
                                                {"int8", DType::kInt8}};
-  kvtrie::ModelSpec spec;
-  spec.name = spec.weights_revision = spec.tokenizer_digest = "bench";
-  spec.dtype = dtypes.at(options["--dtype"]);
-  spec.kv_groups = {{.layer_runs = {{number("--layers"), number("--heads"), number("--head-dim"),
-                                     number("--head-dim")}},
-                     .window_tokens = 0}};
-  spec.block_tokens = number("--tokens");
-  KV_CHECK(spec.Validate().ok());
+  const kvtrie::ModelSpec spec = kvtrie::BenchSpec(
+      dtypes.at(options["--dtype"]),
+      {number("--layers"), number("--heads"), number("--head-dim"), number("--head-dim")},
+      number("--tokens"));
   const kvtrie::KvGeometry geometry(spec);
-  kvtrie::Run(geometry, first == 2 ? kvtrie::ReadFile(argv[1]) : kvtrie::NormalBlock(geometry));
+  const float scale = spec.dtype == DType::kInt8 ? 20 : 1;
+  kvtrie::Run(geometry, first == 2 ? kvtrie::ReadFile(argv[1])
+                                   : kvtrie::NormalBlock({geometry, {}}, scale, 0.5f));
   return 0;
 }

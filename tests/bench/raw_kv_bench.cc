@@ -16,31 +16,15 @@
 #include "storage/base/check.h"
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/raw_kv.h"
+#include "tests/bench/bench_kv.h"
 #include "tests/bench/best_cpu_seconds.h"
 
 namespace kvtrie {
 namespace {
 
-ModelSpec Spec(DType dtype, std::uint32_t layers) {
-  ModelSpec spec;
-  spec.name = spec.weights_revision = spec.tokenizer_digest = "bench";
-  spec.dtype = dtype;
-  spec.kv_groups = {{.layer_runs = {{layers, 3, 64, 64}}, .window_tokens = 0}};
-  spec.rope = {.pairing = RopePairing::kHalfSplit, .theta = 10000, .rotary_dims = 0, .scaling = ""};
-  spec.block_tokens = 64;
-  return spec;
-}
-
-template <typename Body>
-void ForEachKind(const KvGeometry& geometry, Body body) {
-  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
-    body(layer, KvKind::kK);
-    body(layer, KvKind::kV);
-  }
-}
-
 void Run(DType dtype, const char* name, std::uint32_t layers) {
-  const ModelSpec spec = Spec(dtype, layers);
+  ModelSpec spec = BenchSpec(dtype, {layers, 3, 64, 64}, 64);
+  spec.rope = {.pairing = RopePairing::kHalfSplit, .theta = 10000, .rotary_dims = 0, .scaling = ""};
   KV_CHECK(spec.Validate().ok());
   const KvGeometry geometry(spec);
   const RawKv raw_kv(geometry, spec.rope);

@@ -10,8 +10,6 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,8 +17,8 @@
 #include "storage/base/byte_order.h"
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/frame.h"
-#include "storage/codec/rans.h"
 #include "storage/codec/residual_level.h"
+#include "tests/bench/bench_kv.h"
 #include "tests/bench/best_cpu_seconds.h"
 #include "tests/storage/codec/residual_fixture.h"
 
@@ -29,35 +27,11 @@ namespace {
 
 constexpr int kRounds = 5;
 
-std::vector<std::byte> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file),
-                                std::istreambuf_iterator<char>()};
-  if (bytes.empty()) {
-    std::fprintf(stderr, "residual_bench: cannot read %s\n", path.c_str());
-    std::exit(1);
-  }
-  const auto* const first = reinterpret_cast<const std::byte*>(bytes.data());
-  return {first, first + bytes.size()};
-}
-
 // The symbols of coded blocks, decoded without anything that is computed from them.
 class SymbolReader {
  public:
   explicit SymbolReader(const ResidualProfile& profile)
-      : profile_(profile),
-        tables_(kScaleClasses + profile.exponent_frequencies.size() / kExponentSymbols),
-        expected_(profile.expected.begin(), profile.expected.end()),
-        carried_(profile.carried.begin(), profile.carried.end()) {
-    for (std::size_t t = 0; t < tables_.table_count(); ++t) {
-      const bool is_class = t < kScaleClasses;
-      const std::span<const std::uint16_t> frequencies =
-          is_class
-              ? std::span(profile.class_frequencies).subspan(t * kResidualSymbols, kResidualSymbols)
-              : std::span(profile.exponent_frequencies)
-                    .subspan((t - kScaleClasses) * kExponentSymbols, kExponentSymbols);
-      KV_CHECK(tables_.Set(t, frequencies).ok());
-    }
+      : symbols_(SymbolTables::Of(profile).value()) {
     for (std::uint32_t p = 0; p < profile.planes.size(); ++p) planes_.emplace_back(profile, p, 0);
   }
 
@@ -74,11 +48,7 @@ class SymbolReader {
           ~(1u << LoadLittle<std::uint16_t>(head + 6 + 2 * sections + 2 * i)));
     }
     if ((static_cast<unsigned>(head[0]) & 1) != 0) active &= static_cast<LaneMask>(~1u);
-    const ResidualTables tables = {.decode = tables_.decode(),
-                                   .expected = expected_.data(),
-                                   .offsets = profile_.offsets.data(),
-                                   .carried = carried_.data(),
-                                   .prior = profile_.prior};
+    const ResidualTables tables = symbols_.Tables();
     RansState state;
     Kernels().residual_start(reinterpret_cast<const std::uint8_t*>(body.data()) + at,
                              body.size() - at, &state);
@@ -91,10 +61,7 @@ class SymbolReader {
   }
 
  private:
-  const ResidualProfile& profile_;
-  RansTables tables_;
-  std::vector<std::uint32_t> expected_;
-  std::vector<std::uint32_t> carried_;
+  const SymbolTables symbols_;
   std::vector<LevelPlane> planes_;
   std::vector<float> values_;
 };

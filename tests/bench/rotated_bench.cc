@@ -8,10 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <map>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -19,42 +16,11 @@
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/raw_kv.h"
 #include "storage/codec/rotated.h"
+#include "tests/bench/bench_kv.h"
 #include "tests/bench/best_cpu_seconds.h"
 
 namespace kvtrie {
 namespace {
-
-std::vector<std::byte> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file),
-                                std::istreambuf_iterator<char>()};
-  const auto* const first = reinterpret_cast<const std::byte*>(bytes.data());
-  return {first, first + bytes.size()};
-}
-
-template <typename Body>
-void ForEachKind(const KvGeometry& geometry, Body body) {
-  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
-    body(layer, KvKind::kK);
-    body(layer, KvKind::kV);
-  }
-}
-
-std::vector<std::byte> NormalBlock(const RawKv& raw_kv) {
-  const KvGeometry& geometry = raw_kv.geometry();
-  std::vector<std::byte> raw(geometry.raw_block_bytes());
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  ForEachKind(geometry, [&](std::uint32_t layer, KvKind kind) {
-    const std::size_t components = geometry.row_components(layer, kind);
-    std::vector<float> scales(components);
-    for (float& scale : scales) scale = std::exp(normal(random));
-    std::vector<float> rows(components * geometry.block_tokens());
-    for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = scales[i % components] * normal(random);
-    raw_kv.WriteRows(rows, layer, kind, raw_kv.AnglesAt(0), raw);
-  });
-  return raw;
-}
 
 // Mean over vectors of the squared error relative to the vector's square.
 double RelativeError(const RawKv& raw_kv, std::span<const std::byte> raw,
@@ -135,15 +101,12 @@ int main(int argc, char** argv) {
   const auto number = [&](const char* name) {
     return static_cast<std::uint32_t>(std::strtoul(options[name].c_str(), nullptr, 10));
   };
-  kvtrie::ModelSpec spec;
-  spec.name = spec.weights_revision = spec.tokenizer_digest = "bench";
-  spec.kv_groups = {{.layer_runs = {{number("--layers"), number("--heads"), number("--head-dim"),
-                                     number("--head-dim")}},
-                     .window_tokens = 0}};
-  spec.block_tokens = number("--tokens");
-  KV_CHECK(spec.Validate().ok());
+  const kvtrie::ModelSpec spec = kvtrie::BenchSpec(
+      kvtrie::DType::kBfloat16,
+      {number("--layers"), number("--heads"), number("--head-dim"), number("--head-dim")},
+      number("--tokens"));
   const kvtrie::RawKv raw_kv{kvtrie::KvGeometry(spec), {}};
-  const auto blocks = first == 2 ? kvtrie::ReadFile(argv[1]) : kvtrie::NormalBlock(raw_kv);
+  const auto blocks = first == 2 ? kvtrie::ReadFile(argv[1]) : kvtrie::NormalBlock(raw_kv, 1, 1);
   for (const std::uint32_t bits : {2u, 3u, 4u, 5u}) kvtrie::Run(raw_kv, blocks, bits);
   return 0;
 }

@@ -3,45 +3,36 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "storage/base/check.h"
-#include "storage/codec/codec_kernels.h"
 #include "storage/codec/rans.h"
+#include "tests/fuzz/body_target.h"
+#include "tests/storage/codec/golden_rans_tables.h"
 
 namespace kvtrie {
 namespace {
 
-const RansTables& Tables() {
-  static const RansTables* const tables = [] {
-    auto* made = new RansTables(3);
-    KV_CHECK(made->Set(0, std::vector<std::uint16_t>{4096}).ok());
-    KV_CHECK(made->Set(1, std::vector<std::uint16_t>{4000, 90, 5, 1}).ok());
-    KV_CHECK(made->Set(2, std::vector<std::uint16_t>{1000, 0, 1096, 1983, 17}).ok());
-    return made;
-  }();
-  return *tables;
-}
-
 void Try(std::span<const std::byte> bytes, std::size_t count) {
+  static const RansTables tables = GoldenRansTables();
   std::vector<std::uint8_t> choice(count);
   for (std::size_t i = 0; i < count; ++i) choice[i] = static_cast<std::uint8_t>(i * 7 % 13);
   std::vector<std::uint8_t> table_of(count);
   for (std::size_t i = 0; i < count; ++i) table_of[i] = choice[i] % 3;
 
+  bool is_first = true;
   std::vector<std::uint8_t> first_symbols;
   std::vector<std::uint16_t> first_values;
   bool first_symbols_ok = false;
   bool first_values_ok = false;
-  for (const KernelSet set : kKernelSets) {
-    if (!UseKernelSet(set).ok()) continue;
+  WithEachKernelSet([&] {
     std::vector<std::uint8_t> symbols(count);
-    const bool symbols_ok = RansDecodeSymbols(Tables(), bytes, table_of, symbols).ok();
+    const bool symbols_ok = RansDecodeSymbols(tables, bytes, table_of, symbols).ok();
     std::vector<std::uint16_t> values(count);
     const bool values_ok = RansDecodeBits(bytes, choice, values).ok();
-    if (set == KernelSet::kBaseline) {
+    if (is_first) {
+      is_first = false;
       first_symbols = symbols;
       first_values = values;
       first_symbols_ok = symbols_ok;
@@ -51,12 +42,12 @@ void Try(std::span<const std::byte> bytes, std::size_t count) {
     KV_CHECK(values == first_values);
     KV_CHECK(symbols_ok == first_symbols_ok);
     KV_CHECK(values_ok == first_values_ok);
-  }
+  });
   if (!first_symbols_ok) return;
 
   // What was accepted is what an encoder writes.
   RansEncoder encoder;
-  encoder.AddSymbols(Tables(), table_of, first_symbols);
+  encoder.AddSymbols(tables, table_of, first_symbols);
   std::vector<std::byte> again;
   KV_CHECK(encoder.Finish(again).ok());
   KV_CHECK(again.size() == bytes.size());
@@ -67,11 +58,9 @@ void Try(std::span<const std::byte> bytes, std::size_t count) {
 }  // namespace kvtrie
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  // A copy of exactly this size: the sanitizer sees what is read beyond.
-  const auto exact = std::make_unique<std::byte[]>(size);
-  if (size > 0) std::memcpy(exact.get(), data, size);
+  const kvtrie::Bytes exact = kvtrie::ExactBytes(data, size);
   for (const std::size_t count : {std::size_t{0}, std::size_t{100}, std::size_t{200}, 8 * size}) {
-    kvtrie::Try({exact.get(), size}, count);
+    kvtrie::Try(exact, count);
   }
   return 0;
 }

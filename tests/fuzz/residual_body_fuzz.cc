@@ -7,9 +7,9 @@
 #include "storage/base/byte_reader.h"
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"
-#include "storage/codec/codec_kernels.h"
 #include "storage/codec/frame.h"
 #include "tests/fuzz/residual_target.h"
+#include "tests/storage/codec/kernel_sets.h"
 
 namespace kvtrie {
 namespace {
@@ -44,9 +44,7 @@ void TryBody(const Target& target, std::vector<std::byte> body, std::size_t bloc
   // Every kernel set finds the same.
   std::vector<std::byte> first;
   absl::StatusCode first_code{};
-  const KernelSet before = UsedKernelSet();
-  for (const KernelSet set : kKernelSets) {
-    if (!UseKernelSet(set).ok()) continue;
+  WithEachKernelSet([&] {
     std::vector<std::byte> raw(target.raw_bytes);
     const BlockToDecode to_decode = {.body = body,
                                      .section_bytes = section_bytes,
@@ -60,8 +58,7 @@ void TryBody(const Target& target, std::vector<std::byte> body, std::size_t bloc
     }
     KV_CHECK(status.code() == first_code);
     KV_CHECK(raw == first);
-  }
-  KV_CHECK(UseKernelSet(before).ok());
+  });
 }
 
 }  // namespace

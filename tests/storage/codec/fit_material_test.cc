@@ -160,7 +160,7 @@ std::vector<std::vector<float>> FeaturesOf(const ModelSpec& spec, const Residual
   std::vector<std::vector<float>> rows;
   for (const PlaneShape& plane : profile.planes) {
     std::vector<float>& to = rows.emplace_back(row_count * plane.components());
-    raw_kv.ReadRows(text.raw, plane.layer, plane.is_v ? KvKind::kV : KvKind::kK, raw_kv.AnglesAt(0),
+    raw_kv.ReadRows(text.raw, plane.layer, plane.kind(), raw_kv.AnglesAt(0),
                     std::span(to).first(text.tokens.size() * plane.components()));
   }
   std::vector<std::uint32_t> behind(row_count, 1);

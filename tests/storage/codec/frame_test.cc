@@ -1,8 +1,6 @@
 #include "storage/codec/frame.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -11,20 +9,7 @@
 #include "storage/base/byte_reader.h"
 #include "storage/base/crc32c.h"
 #include "tests/golden/golden_file.h"
-
-namespace {
-thread_local std::size_t allocation_count = 0;
-}  // namespace
-
-// Counts what the code under test allocates. Not inlined: GCC would take malloc and delete for a
-// mismatch.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  ++allocation_count;
-  if (void* memory = std::malloc(bytes)) return memory;
-  std::abort();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#include "tests/storage/codec/counted_allocations.h"
 
 namespace kvtrie {
 namespace {
@@ -171,10 +156,10 @@ TEST(FrameTest, RefusesLengthsThatCannotBe) {
 
 TEST(FrameTest, ParsingDoesNotAllocate) {
   const std::string bytes = GoldenFrame();
-  const std::size_t before = allocation_count;
+  const std::size_t before = allocations.count;
   const auto frame = FrameView::Parse(AsBytes(bytes));
   const bool intact = frame.ok() && frame->VerifyBody().ok();
-  EXPECT_EQ(allocation_count, before);
+  EXPECT_EQ(allocations.count, before);
   EXPECT_TRUE(intact);
 }
 

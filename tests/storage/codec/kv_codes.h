@@ -26,6 +26,24 @@ inline KvGeometry Geometry(DType dtype, std::vector<LayerRun> layer_runs,
   return KvGeometry(spec);
 }
 
+// Those of tests/golden/make_codec.py.
+inline KvGeometry LosslessGoldenGeometry(DType dtype) {
+  return Geometry(dtype, {{1, 2, 20, 7}, {1, 1, 33, 0}, {1, 1, 5, 16}}, 64);
+}
+inline KvGeometry RotatedGoldenGeometry() {
+  return Geometry(DType::kBfloat16, {{1, 2, 16, 12}, {1, 1, 5, 0}}, 24);
+}
+
+// Small and large, even and odd, with and without V.
+inline std::vector<KvGeometry> VariedGeometries(DType dtype) {
+  return {Geometry(dtype, {{1, 1, 1, 0}}, 1),
+          Geometry(dtype, {{1, 1, 1, 1}}, 1),
+          Geometry(dtype, {{3, 1, 576, 0}}, 16),
+          Geometry(dtype, {{2, 32, 8, 8}}, 7),
+          Geometry(dtype, {{1, 3, 64, 64}, {1, 1, 31, 97}, {1, 5, 1, 2}}, 33),
+          Geometry(dtype, {{1, 1, 16, 16}}, 1024)};
+}
+
 struct DTypeCase {
   DType dtype;
   const char* name;
@@ -38,6 +56,7 @@ inline constexpr DTypeCase kDTypes[] = {{DType::kFloat32, "float32", 23},
                                         {DType::kFloat8E5m2, "float8_e5m2", 2},
                                         {DType::kInt8, "int8", 0},
                                         {DType::kUint8, "uint8", 0}};
+inline constexpr const DTypeCase& kBfloat16Case = kDTypes[2];
 inline bool IsInteger(DType dtype) { return dtype == DType::kInt8 || dtype == DType::kUint8; }
 
 // Codes like KV: channels of their own size and sign. As in tests/golden/make_codec.py.

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <numeric>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "gtest/gtest.h"
 #include "storage/base/byte_reader.h"
 #include "tests/golden/golden_file.h"
+#include "tests/storage/codec/body_checks.h"
 #include "tests/storage/codec/kernel_sets.h"
 #include "tests/storage/codec/kv_codes.h"
 #include "tests/storage/codec/test_random.h"
@@ -18,39 +15,26 @@
 namespace kvtrie {
 namespace {
 
-KvGeometry GoldenGeometry(DType dtype) {
-  return Geometry(dtype, {{1, 2, 20, 7}, {1, 1, 33, 0}, {1, 1, 5, 16}}, 64);
-}
 Bytes GoldenRaw(const DTypeCase& dtype) {
-  return KvBlock(dtype, GoldenGeometry(dtype.dtype), /*noise_layer=*/2);
+  return KvBlock(dtype, LosslessGoldenGeometry(dtype.dtype), /*noise_layer=*/2);
 }
 constexpr FrameBinding kGoldenBinding = {
     .first_position = 4000, .tokens_crc32c = 0xE3069283, .profile = {}};
 
-// Encodes and decodes with each kernel set, holding all that is promised of a body. Returns its
-// size.
+// Holds all that is promised of a body; returns its size.
 std::size_t CheckRoundTrip(const KvGeometry& geometry, const Bytes& raw) {
-  Bytes first;
-  WithEachKernelSet([&] {
-    const CodedBody body = EncodeLossless(geometry, raw, kGoldenBinding);
-    if (first.empty()) first = body.bytes;
-    EXPECT_TRUE(body.bytes == first);
-    EXPECT_LE(body.bytes.size(), raw.size() + 64);
-    EXPECT_EQ(std::accumulate(body.section_bytes.begin(), body.section_bytes.end(), std::size_t{0}),
-              body.bytes.size());
-    Bytes decoded(raw.size(), std::byte{0x5A});
-    const absl::Status status = DecodeLossless(geometry, body.bytes, decoded);
-    EXPECT_TRUE(status.ok()) << status;
-    EXPECT_TRUE(decoded == raw);
-  });
-  return first.size();
+  const RoundTrip trip = RoundTripOfEachKernelSet(
+      geometry, [&] { return EncodeLossless(geometry, raw, kGoldenBinding); }, DecodeLossless);
+  EXPECT_LE(trip.body.size(), raw.size() + 64);
+  EXPECT_TRUE(trip.decoded == raw);
+  return trip.body.size();
 }
 
 TEST(LosslessTest, BytesAreTheGoldenOnesOfEveryKernelSet) {
   for (const DTypeCase& dtype : kDTypes) {
     SCOPED_TRACE(dtype.name);
     const std::string golden = ReadGolden(std::string("v1/lossless_") + dtype.name + ".bin");
-    const KvGeometry geometry = GoldenGeometry(dtype.dtype);
+    const KvGeometry geometry = LosslessGoldenGeometry(dtype.dtype);
     const Bytes raw = GoldenRaw(dtype);
     WithEachKernelSet([&] {
       const CodedBody body = EncodeLossless(geometry, raw, kGoldenBinding);
@@ -64,17 +48,9 @@ TEST(LosslessTest, BytesAreTheGoldenOnesOfEveryKernelSet) {
 }
 
 TEST(LosslessTest, EveryShapeComesBack) {
-  const std::vector<std::pair<std::vector<LayerRun>, std::uint32_t>> shapes = {
-      {{{1, 1, 1, 0}}, 1},
-      {{{1, 1, 1, 1}}, 1},
-      {{{3, 1, 576, 0}}, 16},
-      {{{2, 32, 8, 8}}, 7},
-      {{{1, 3, 64, 64}, {1, 1, 31, 97}, {1, 5, 1, 2}}, 33},
-      {{{1, 1, 16, 16}}, 1024}};
   for (const DTypeCase& dtype : kDTypes) {
     SCOPED_TRACE(dtype.name);
-    for (const auto& [runs, tokens] : shapes) {
-      const KvGeometry geometry = Geometry(dtype.dtype, runs, tokens);
+    for (const KvGeometry& geometry : VariedGeometries(dtype.dtype)) {
       CheckRoundTrip(geometry, KvBlock(dtype, geometry, geometry.layer_count()));
     }
   }
@@ -107,15 +83,14 @@ TEST(LosslessTest, ZerosTakeNearlyNothing) {
 
 TEST(LosslessTest, KvTakesFewerBytes) {
   const KvGeometry geometry = Geometry(DType::kBfloat16, {{8, 3, 64, 64}}, 16);
-  const DTypeCase& bfloat16 = kDTypes[2];
-  const Bytes raw = KvBlock(bfloat16, geometry, geometry.layer_count());
+  const Bytes raw = KvBlock(kBfloat16Case, geometry, geometry.layer_count());
   EXPECT_LT(CheckRoundTrip(geometry, raw), raw.size() * 4 / 5);
 }
 
 TEST(LosslessTest, FloatsOfABfloat16TakeLittleMoreThanThose) {
   const KvGeometry wide = Geometry(DType::kFloat32, {{4, 3, 64, 64}}, 16);
   const KvGeometry narrow = Geometry(DType::kBfloat16, {{4, 3, 64, 64}}, 16);
-  const Bytes narrow_raw = KvBlock(kDTypes[2], narrow, 4);
+  const Bytes narrow_raw = KvBlock(kBfloat16Case, narrow, 4);
   Bytes wide_raw(wide.raw_block_bytes());
   for (std::size_t i = 0; i < narrow_raw.size() / 2; ++i) {
     std::copy_n(&narrow_raw[2 * i], 2, &wide_raw[4 * i + 2]);
@@ -130,9 +105,8 @@ TEST(LosslessTest, NoiseIsKeptRaw) {
 }
 
 TEST(LosslessTest, SectionsEndWithLayers) {
-  const DTypeCase& bfloat16 = kDTypes[2];
   const KvGeometry geometry = Geometry(DType::kBfloat16, {{6, 3, 64, 64}}, 16);
-  const CodedBody body = EncodeLossless(geometry, KvBlock(bfloat16, geometry, 6), {});
+  const CodedBody body = EncodeLossless(geometry, KvBlock(kBfloat16Case, geometry, 6), {});
   const auto reader = LosslessReader::Parse(geometry, body.bytes);
   ASSERT_TRUE(reader.ok()) << reader.status();
   ASSERT_EQ(body.section_bytes.size(), 6u);
@@ -147,49 +121,24 @@ TEST(LosslessTest, SectionsEndWithLayers) {
 TEST(LosslessReaderTest, NeedsTheHeadAndALayersOwnBytes) {
   for (const DTypeCase& dtype : kDTypes) {
     SCOPED_TRACE(dtype.name);
-    const KvGeometry geometry = GoldenGeometry(dtype.dtype);
+    const KvGeometry geometry = LosslessGoldenGeometry(dtype.dtype);
     const Bytes raw = GoldenRaw(dtype);
-    const CodedBody body = EncodeLossless(geometry, raw, {});
-    const Bytes head(body.bytes.begin(), body.bytes.begin() + static_cast<std::ptrdiff_t>(
-                                                                  LosslessHeadBytesMax(geometry)));
-    const auto reader = LosslessReader::Parse(geometry, head);
-    ASSERT_TRUE(reader.ok()) << reader.status();
-    EXPECT_EQ(reader->body_bytes(), body.bytes.size());
-    for (const std::uint32_t layer : {2u, 0u, 1u}) {
-      const Bytes own(body.bytes.begin() + static_cast<std::ptrdiff_t>(reader->layer_begin(layer)),
-                      body.bytes.begin() + static_cast<std::ptrdiff_t>(reader->layer_end(layer)));
-      const std::size_t begin = geometry.layer_begin(layer);
-      const std::size_t size = geometry.layer_end(layer) - begin;
-      Bytes decoded(size);
-      ASSERT_TRUE(reader->DecodeLayer(layer, own, decoded).ok());
-      EXPECT_TRUE(std::equal(decoded.begin(), decoded.end(),
-                             raw.begin() + static_cast<std::ptrdiff_t>(begin)));
-      EXPECT_TRUE(absl::IsDataLoss(
-          reader->DecodeLayer(layer, std::span(own).first(own.size() - 1), decoded)));
-    }
+    ExpectLayersDecodeAlone<LosslessReader>(geometry, EncodeLossless(geometry, raw, {}).bytes,
+                                            LosslessHeadBytesMax(geometry), raw);
   }
 }
 
 TEST(LosslessReaderTest, CutBytesAreDamage) {
   for (const DTypeCase& dtype : kDTypes) {
-    const KvGeometry geometry = GoldenGeometry(dtype.dtype);
+    const KvGeometry geometry = LosslessGoldenGeometry(dtype.dtype);
     const Bytes body = EncodeLossless(geometry, GoldenRaw(dtype), {}).bytes;
-    Bytes decoded(geometry.raw_block_bytes());
-    for (std::size_t size = 0; size < body.size(); size += size < 300 ? 1 : 37) {
-      // A copy, so that a sanitizer sees a read past its end.
-      const Bytes cut(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(size));
-      EXPECT_TRUE(absl::IsDataLoss(DecodeLossless(geometry, cut, decoded))) << size;
-    }
-    Bytes longer = body;
-    longer.push_back(std::byte{0});
-    EXPECT_TRUE(absl::IsDataLoss(DecodeLossless(geometry, longer, decoded)));
+    DamagedBody(geometry, body, DecodeLossless).ExpectOtherLengthsAreRefused(/*stride=*/37);
   }
 }
 
 TEST(LosslessReaderTest, DamageOfWhatIsCodedIsRefused) {
-  const DTypeCase& bfloat16 = kDTypes[2];
-  const KvGeometry geometry = GoldenGeometry(DType::kBfloat16);
-  const Bytes raw = GoldenRaw(bfloat16);
+  const KvGeometry geometry = LosslessGoldenGeometry(DType::kBfloat16);
+  const Bytes raw = GoldenRaw(kBfloat16Case);
   const Bytes body = EncodeLossless(geometry, raw, {}).bytes;
   const auto reader = LosslessReader::Parse(geometry, body).value();
   const std::size_t rans_begin = reader.layer_begin(0) + 16;
@@ -207,28 +156,24 @@ TEST(LosslessReaderTest, DamageOfWhatIsCodedIsRefused) {
   }
   EXPECT_LT(undetected, static_cast<int>(rans_bytes) / 50);
   // Modes, sizes, means and planes that cannot be.
-  const auto refuses = [&](std::size_t offset, std::uint32_t value, std::size_t size) {
-    Bytes damaged = body;
-    std::memcpy(damaged.data() + offset, &value, size);
-    return absl::IsDataLoss(DecodeLossless(geometry, damaged, decoded));
-  };
-  EXPECT_TRUE(refuses(24, 0, 4));
-  EXPECT_TRUE(refuses(24, 3, 4));
-  EXPECT_TRUE(refuses(124, 0, 1));
-  EXPECT_TRUE(refuses(236, 0, 4));
-  EXPECT_TRUE(refuses(236, 0x80000000, 4));
-  EXPECT_TRUE(refuses(236, 0x7FFFFFFF, 4));
-  EXPECT_TRUE(refuses(236, 0xFFFFFFFF, 4));
-  EXPECT_TRUE(refuses(rans_begin - 16, 4081, 2));
-  EXPECT_TRUE(refuses(rans_begin - 12, 0xFF, 4));
-  EXPECT_TRUE(refuses(rans_begin - 4, 0xFFFFFFFF, 4));
-  EXPECT_TRUE(refuses(rans_begin - 4, 0, 4));
+  const DamagedBody damaged_body(geometry, body, DecodeLossless);
+  EXPECT_TRUE(damaged_body.Refuses(24, 0, 4));
+  EXPECT_TRUE(damaged_body.Refuses(24, 3, 4));
+  EXPECT_TRUE(damaged_body.Refuses(124, 0, 1));
+  EXPECT_TRUE(damaged_body.Refuses(236, 0, 4));
+  EXPECT_TRUE(damaged_body.Refuses(236, 0x80000000, 4));
+  EXPECT_TRUE(damaged_body.Refuses(236, 0x7FFFFFFF, 4));
+  EXPECT_TRUE(damaged_body.Refuses(236, 0xFFFFFFFF, 4));
+  EXPECT_TRUE(damaged_body.Refuses(rans_begin - 16, 4081, 2));
+  EXPECT_TRUE(damaged_body.Refuses(rans_begin - 12, 0xFF, 4));
+  EXPECT_TRUE(damaged_body.Refuses(rans_begin - 4, 0xFFFFFFFF, 4));
+  EXPECT_TRUE(damaged_body.Refuses(rans_begin - 4, 0, 4));
 }
 
 TEST(LosslessReaderTest, AnyDamageGivesTheSameInEveryKernelSet) {
   for (const DTypeCase& dtype : kDTypes) {
     SCOPED_TRACE(dtype.name);
-    const KvGeometry geometry = GoldenGeometry(dtype.dtype);
+    const KvGeometry geometry = LosslessGoldenGeometry(dtype.dtype);
     const Bytes body = EncodeLossless(geometry, GoldenRaw(dtype), {}).bytes;
     TestRandom random(7);
     for (int round = 0; round < 60; ++round) {

@@ -10,23 +10,12 @@
 #include "gtest/gtest.h"
 #include "storage/base/byte_reader.h"
 #include "tests/golden/golden_file.h"
+#include "tests/storage/codec/golden_rans_tables.h"
 #include "tests/storage/codec/kernel_sets.h"
 #include "tests/storage/codec/test_random.h"
 
 namespace kvtrie {
 namespace {
-
-// As in tests/golden/make_codec.py.
-const std::vector<std::vector<std::uint16_t>> kFrequencies = {
-    {4096}, {4000, 90, 5, 1}, {1000, 0, 1096, 1983, 17}};
-
-RansTables TestTables() {
-  RansTables tables(kFrequencies.size());
-  for (std::size_t t = 0; t < kFrequencies.size(); ++t) {
-    EXPECT_TRUE(tables.Set(t, kFrequencies[t]).ok());
-  }
-  return tables;
-}
 
 struct Symbols {
   std::vector<std::uint8_t> table_of;
@@ -36,10 +25,11 @@ Symbols DrawSymbols(std::size_t count) {
   TestRandom random(1);
   Symbols drawn;
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t table = random.Below(static_cast<std::uint32_t>(kFrequencies.size()));
+    const std::uint32_t table = random.Below(static_cast<std::uint32_t>(kGoldenFrequencies.size()));
     std::uint32_t slot = random.Below(4096);
     std::uint8_t symbol = 0;
-    for (; slot >= kFrequencies[table][symbol]; ++symbol) slot -= kFrequencies[table][symbol];
+    for (; slot >= kGoldenFrequencies[table][symbol]; ++symbol)
+      slot -= kGoldenFrequencies[table][symbol];
     drawn.table_of.push_back(static_cast<std::uint8_t>(table));
     drawn.symbols.push_back(symbol);
   }
@@ -70,7 +60,7 @@ std::vector<std::byte> EncodeSymbols(const RansTables& tables, const Symbols& dr
 }
 
 TEST(RansTest, BytesAreTheGoldenOnesOfEveryKernelSet) {
-  const RansTables tables = TestTables();
+  const RansTables tables = GoldenRansTables();
   WithEachKernelSet([&tables] {
     EXPECT_EQ(AsText(EncodeSymbols(tables, DrawSymbols(1000))), ReadGolden("v1/rans_symbols.bin"));
 
@@ -84,7 +74,7 @@ TEST(RansTest, BytesAreTheGoldenOnesOfEveryKernelSet) {
 }
 
 TEST(RansTest, EveryCountOfSymbolsComesBack) {
-  const RansTables tables = TestTables();
+  const RansTables tables = GoldenRansTables();
   WithEachKernelSet([&tables] {
     for (const std::size_t count : {0, 1, 15, 16, 17, 31, 32, 33, 1000, 4097}) {
       const Symbols drawn = DrawSymbols(count);
@@ -138,11 +128,11 @@ TEST(RansTest, TheMostTablesAndSymbolsFit) {
 
 TEST(RansTest, TakesLittleMoreThanTheEntropy) {
   constexpr std::size_t kCount = 100000;
-  const RansTables tables = TestTables();
+  const RansTables tables = GoldenRansTables();
   const Symbols drawn = DrawSymbols(kCount);
   double entropy_bits = 0;
   for (std::size_t i = 0; i < kCount; ++i) {
-    entropy_bits += 12 - std::log2(kFrequencies[drawn.table_of[i]][drawn.symbols[i]]);
+    entropy_bits += 12 - std::log2(kGoldenFrequencies[drawn.table_of[i]][drawn.symbols[i]]);
   }
   const auto bytes = static_cast<double>(EncodeSymbols(tables, drawn).size());
   EXPECT_GT(bytes, entropy_bits / 8);
@@ -150,13 +140,13 @@ TEST(RansTest, TakesLittleMoreThanTheEntropy) {
 }
 
 TEST(RansTest, CertainSymbolsTakeNoBytes) {
-  const RansTables tables = TestTables();
+  const RansTables tables = GoldenRansTables();
   const Symbols drawn = {std::vector<std::uint8_t>(5000, 0), std::vector<std::uint8_t>(5000, 0)};
   EXPECT_EQ(EncodeSymbols(tables, drawn).size(), kRansStateBytes);
 }
 
 TEST(RansTest, AnEncoderStartsAnewAfterFinish) {
-  const RansTables tables = TestTables();
+  const RansTables tables = GoldenRansTables();
   RansEncoder encoder;
   std::vector<std::byte> bytes;
   for (const std::size_t count : {1000, 10, 300}) {
@@ -178,7 +168,7 @@ TEST(RansTest, FinishAppends) {
 
 // A decoder that has so many bytes, and garbage behind them, decodes the steps before a mark.
 TEST(RansTest, MarksSayHowManyBytesTheStepsBeforeNeed) {
-  const RansTables tables = TestTables();
+  const RansTables tables = GoldenRansTables();
   constexpr std::size_t kSteps = 60;
   const Symbols drawn = DrawSymbols(kSteps * kLanes);
   WithEachKernelSet([&] {
@@ -211,7 +201,7 @@ TEST(RansTest, MarksSayHowManyBytesTheStepsBeforeNeed) {
 }
 
 TEST(RansTest, RefusesASymbolThatItsTableHasNot) {
-  const RansTables tables = TestTables();
+  const RansTables tables = GoldenRansTables();
   WithEachKernelSet([&tables] {
     for (const auto& [table, symbol] : {std::pair{2, 1}, {2, 5}, {0, 1}, {1, 255}}) {
       Symbols drawn = DrawSymbols(100);
@@ -228,7 +218,7 @@ TEST(RansTest, RefusesASymbolThatItsTableHasNot) {
 }
 
 TEST(RansTest, CutOrLongerBytesAreDamage) {
-  const RansTables tables = TestTables();
+  const RansTables tables = GoldenRansTables();
   const Symbols drawn = DrawSymbols(300);
   std::vector<std::byte> bytes = EncodeSymbols(tables, drawn);
   std::vector<std::uint8_t> decoded(drawn.symbols.size());
@@ -248,7 +238,7 @@ TEST(RansTest, CutOrLongerBytesAreDamage) {
 }
 
 TEST(RansTest, EveryBitFlipIsDamageAndAllKernelSetsSeeTheSame) {
-  const RansTables tables = TestTables();
+  const RansTables tables = GoldenRansTables();
   const Symbols drawn = DrawSymbols(300);
   const std::vector<std::byte> bytes = EncodeSymbols(tables, drawn);
   for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {
@@ -266,7 +256,7 @@ TEST(RansTest, EveryBitFlipIsDamageAndAllKernelSetsSeeTheSame) {
 }
 
 TEST(RansTest, NoiseIsDamage) {
-  const RansTables tables = TestTables();
+  const RansTables tables = GoldenRansTables();
   TestRandom random(4);
   const Symbols drawn = DrawSymbols(1000);
   for (int round = 0; round < 50; ++round) {

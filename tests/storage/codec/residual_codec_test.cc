@@ -87,10 +87,9 @@ TEST(ResidualCodecTest, ErrorInTheMetricIsAtMostAStepAndAnOffset) {
   double sum = 0, count = 0;
   for (std::uint32_t p = 0; p < profile.planes.size(); ++p) {
     const PlaneShape& shape = profile.planes[p];
-    const KvKind kind = shape.is_v ? KvKind::kV : KvKind::kK;
     std::vector<float> from(64 * shape.components()), to(from.size());
-    raw_kv.ReadRows(coded.raw[1], shape.layer, kind, angles, from);
-    raw_kv.ReadRows(decoded, shape.layer, kind, angles, to);
+    raw_kv.ReadRows(coded.raw[1], shape.layer, shape.kind(), angles, from);
+    raw_kv.ReadRows(decoded, shape.layer, shape.kind(), angles, to);
     for (std::size_t i = 0; i < from.size(); ++i) from[i] -= to[i];
     const PlaneTransform transform(profile, p);
     std::vector<float> errors(64 * shape.components());

@@ -110,7 +110,7 @@ inline SyntheticText MakeText(const ModelSpec& spec, std::uint32_t token_count, 
     below = rows;
     below_components = components;
     for (float& x : rows) x *= amplitude;
-    raw_kv.WriteRows(rows, plane.layer, plane.is_v ? KvKind::kV : KvKind::kK, angles, text.raw);
+    raw_kv.WriteRows(rows, plane.layer, plane.kind(), angles, text.raw);
   }
   return text;
 }
@@ -409,7 +409,7 @@ inline std::vector<std::vector<float>> ValuesOf(const ModelSpec& spec,
   std::vector<std::vector<float>> values;
   for (const PlaneShape& plane : PlanesOf(spec)) {
     std::vector<float>& rows = values.emplace_back(spec.block_tokens * plane.components());
-    raw_kv.ReadRows(raw, plane.layer, plane.is_v ? KvKind::kV : KvKind::kK, angles, rows);
+    raw_kv.ReadRows(raw, plane.layer, plane.kind(), angles, rows);
   }
   return values;
 }

@@ -53,6 +53,47 @@ TEST(SymbolLimitsTest, AreTheLargestThatATableHasWithEitherSign) {
   EXPECT_EQ(limits[3], 0u);
 }
 
+TEST(SymbolTablesTest, HaveClassesThenExponentsAndAllThatIsBeside) {
+  ResidualProfile profile = PlainProfile(SyntheticSpec());
+  profile.exponent_frequencies.assign(2 * kExponentSymbols, 0);
+  profile.exponent_frequencies[3] = profile.exponent_frequencies[kExponentSymbols + 5] = 4096;
+  profile.expected[7] = 77;
+  profile.carried[8] = 88;
+  const auto symbols = SymbolTables::Of(profile);
+  ASSERT_TRUE(symbols.ok()) << symbols.status();
+  RansTables expected(kScaleClasses + 2);
+  for (std::size_t c = 0; c < kScaleClasses; ++c) {
+    const auto of_class =
+        std::span(profile.class_frequencies).subspan(c * kResidualSymbols, kResidualSymbols);
+    ASSERT_TRUE(expected.Set(c, of_class).ok());
+  }
+  ASSERT_TRUE(expected.Set(kScaleClasses, std::vector<std::uint16_t>{0, 0, 0, 4096}).ok());
+  ASSERT_TRUE(
+      expected.Set(kScaleClasses + 1, std::vector<std::uint16_t>{0, 0, 0, 0, 0, 4096}).ok());
+
+  const float threshold = 0.5f;
+  const ResidualTables tables = symbols->Tables(&threshold);
+  const std::size_t slots = expected.table_count() * kRansTableSlots;
+  EXPECT_TRUE(std::equal(tables.decode, tables.decode + slots, expected.decode()));
+  const std::size_t codes = expected.table_count() * kRansTableSymbols;
+  EXPECT_TRUE(std::equal(tables.encode, tables.encode + codes, expected.encode()));
+  EXPECT_EQ(tables.expected[7], 77u);
+  EXPECT_EQ(tables.carried[8], 88u);
+  EXPECT_EQ(tables.offsets, profile.offsets.data());
+  EXPECT_EQ(tables.thresholds, &threshold);
+  EXPECT_EQ(tables.limits[0], SymbolLimits(profile)[0]);
+  EXPECT_EQ(tables.prior, profile.prior);
+}
+
+TEST(SymbolTablesTest, SharesOfOtherThan4096AreRefused) {
+  const ResidualProfile profile = PlainProfile(SyntheticSpec());
+  ResidualProfile classes = profile, exponents = profile;
+  ++classes.class_frequencies.back();
+  exponents.exponent_frequencies.assign(kExponentSymbols, 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(SymbolTables::Of(classes).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(SymbolTables::Of(exponents).status()));
+}
+
 TEST(LevelPlaneTest, CodesWhatTheLevelCodesInOrder) {
   ResidualProfile profile = PlainProfile(SyntheticSpec({{1, 2, 2, 2}}));
   profile.group_count = 2;
@@ -102,6 +143,14 @@ TEST(PredictFromTokensTest, AddsTheTablesRowAndLeavesOtherTokens) {
   std::vector<float> rows(5 * 3, 1);
   PredictFromTokens(profile, 1, tokens, rows);
   EXPECT_EQ(rows, (std::vector<float>{-3, -3.5f, -4, 1, 1, 1, 2.5f, 3, 3.5f, 1, 1, 1, 1, 1, 1}));
+}
+
+TEST(PredictFromTokensTest, LeavesLayersAboveTheFirst) {
+  const ResidualProfile profile = PlainProfile(SyntheticSpec({{2, 1, 2, 3}}));
+  const std::vector<TokenId> tokens = {profile.table_tokens[0]};
+  std::vector<float> rows(2, 1);
+  PredictFromTokens(profile, 2, tokens, rows);
+  EXPECT_EQ(rows, std::vector<float>(2, 1));
 }
 
 }  // namespace

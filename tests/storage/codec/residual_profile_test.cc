@@ -1,26 +1,11 @@
 #include "storage/codec/residual_profile.h"
 
-#include <cstdlib>
 #include <functional>
 #include <limits>
-#include <new>
 #include <string>
 
+#include "tests/storage/codec/counted_allocations.h"
 #include "tests/storage/codec/residual_fixture.h"
-
-namespace {
-thread_local std::size_t allocated_bytes = 0;
-}  // namespace
-
-// Counts what the code under test takes. Not inlined: GCC would take malloc and delete for a
-// mismatch.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  allocated_bytes += bytes;
-  if (void* memory = std::malloc(bytes)) return memory;
-  std::abort();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace kvtrie {
 namespace {
@@ -137,9 +122,9 @@ TEST(ResidualProfileTest, MemoryIsInProportionToTheBytesThatAreThere) {
   const std::string body = WholeProfile().EncodeBody();
   // A plane takes a byte at least before it is read, and 16 in memory; a message of the status.
   const auto expect_little = [](const std::string& bytes) {
-    allocated_bytes = 0;
+    allocations.bytes = 0;
     ResidualProfile::DecodeBody(bytes).status().IgnoreError();
-    EXPECT_LE(allocated_bytes, 24 * bytes.size() + 4096);
+    EXPECT_LE(allocations.bytes, 24 * bytes.size() + 4096);
   };
   expect_little(body);
   for (std::size_t length = 0; length < body.size(); length += 13) {

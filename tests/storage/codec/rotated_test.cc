@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "storage/base/byte_reader.h"
 #include "storage/codec/raw_kv.h"
 #include "tests/golden/golden_file.h"
+#include "tests/storage/codec/body_checks.h"
 #include "tests/storage/codec/kernel_sets.h"
 #include "tests/storage/codec/kv_codes.h"
 #include "tests/storage/codec/test_random.h"
@@ -22,15 +22,9 @@
 namespace kvtrie {
 namespace {
 
-const DTypeCase& kBfloat16Case = kDTypes[2];
-
-KvGeometry GoldenGeometry() {
-  return Geometry(DType::kBfloat16, {{1, 2, 16, 12}, {1, 1, 5, 0}}, 24);
-}
-
 // As rotated_codes of tests/golden/make_codec.py.
 Bytes GoldenRaw() {
-  const KvGeometry geometry = GoldenGeometry();
+  const KvGeometry geometry = RotatedGoldenGeometry();
   Bytes raw = KvBlock(kBfloat16Case, geometry, /*noise_layer=*/2);
   for (std::size_t at = 0; at < raw.size(); at += 2) {
     std::uint16_t code;
@@ -55,7 +49,7 @@ Bytes Decoded(const KvGeometry& geometry, std::span<const std::byte> body) {
 }
 
 TEST(RotatedTest, BytesAreTheGoldenOnesOfEveryKernelSet) {
-  const KvGeometry geometry = GoldenGeometry();
+  const KvGeometry geometry = RotatedGoldenGeometry();
   const Bytes raw = GoldenRaw();
   for (const auto& [k_bits, v_bits] : {std::pair{2u, 3u}, {4u, 5u}}) {
     const std::string name = "v1/rotated_" + std::to_string(k_bits) + std::to_string(v_bits);
@@ -86,28 +80,19 @@ TEST(RotatedTest, BytesAreTheGoldenOnesOfEveryKernelSet) {
   }
 }
 
-// Encodes and decodes with each kernel set, holding all that is promised of any block.
+// Holds all that is promised of any block; returns what it decodes to.
 Bytes CheckRoundTrip(const KvGeometry& geometry, const Bytes& raw, const RotatedOptions& options,
                      std::uint64_t* exact_vectors = nullptr) {
-  Bytes first_body;
-  Bytes first_decoded;
-  WithEachKernelSet([&] {
+  const auto encode = [&] {
     const auto block = EncodeRotated(geometry, raw, {}, options);
-    ASSERT_TRUE(block.ok()) << block.status();
-    const CodedBody& body = block->body;
-    EXPECT_LE(body.bytes.size(), raw.size() + 28 + 12 * geometry.layer_count());
-    EXPECT_EQ(std::accumulate(body.section_bytes.begin(), body.section_bytes.end(), std::size_t{0}),
-              body.bytes.size());
-    const Bytes decoded = Decoded(geometry, body.bytes);
-    if (first_body.empty()) {
-      first_body = body.bytes;
-      first_decoded = decoded;
-      if (exact_vectors != nullptr) *exact_vectors = block->exact_vectors;
-    }
-    EXPECT_TRUE(body.bytes == first_body);
-    EXPECT_TRUE(decoded == first_decoded);
-  });
-  return first_decoded;
+    EXPECT_TRUE(block.ok()) << block.status();
+    if (!block.ok()) return CodedBody{};
+    if (exact_vectors != nullptr) *exact_vectors = block->exact_vectors;
+    return block->body;
+  };
+  const RoundTrip trip = RoundTripOfEachKernelSet(geometry, encode, DecodeRotated);
+  EXPECT_LE(trip.body.size(), raw.size() + 28 + 12 * geometry.layer_count());
+  return trip.decoded;
 }
 
 // Vectors of one layer that has K only, as float32.
@@ -267,17 +252,9 @@ TEST(RotatedTest, FiniteStaysFiniteInEveryDType) {
 }
 
 TEST(RotatedTest, EveryShapeEncodes) {
-  const std::vector<std::pair<std::vector<LayerRun>, std::uint32_t>> shapes = {
-      {{{1, 1, 1, 0}}, 1},
-      {{{1, 1, 1, 1}}, 1},
-      {{{3, 1, 576, 0}}, 16},
-      {{{2, 32, 8, 8}}, 7},
-      {{{1, 3, 64, 64}, {1, 1, 31, 97}, {1, 5, 1, 2}}, 33},
-      {{{1, 1, 16, 16}}, 1024}};
   for (const DTypeCase& dtype : kDTypes) {
     SCOPED_TRACE(dtype.name);
-    for (const auto& [runs, tokens] : shapes) {
-      const KvGeometry geometry = Geometry(dtype.dtype, runs, tokens);
+    for (const KvGeometry& geometry : VariedGeometries(dtype.dtype)) {
       CheckRoundTrip(geometry, KvBlock(dtype, geometry, geometry.layer_count()), {});
     }
   }
@@ -314,7 +291,7 @@ TEST(RotatedTest, TheSessionsFirstTokensAreExact) {
 }
 
 TEST(RotatedTest, ARateThatCannotBeIsRefused) {
-  const KvGeometry geometry = GoldenGeometry();
+  const KvGeometry geometry = RotatedGoldenGeometry();
   const Bytes raw = GoldenRaw();
   for (const std::uint32_t bits : {0u, 1u, 6u, 0xFFFFFFFFu}) {
     const absl::Status k = EncodeRotated(geometry, raw, {}, {.k_bits = bits}).status();
@@ -326,62 +303,35 @@ TEST(RotatedTest, ARateThatCannotBeIsRefused) {
 }
 
 TEST(RotatedReaderTest, NeedsTheHeadAndALayersOwnBytes) {
-  const KvGeometry geometry = GoldenGeometry();
+  const KvGeometry geometry = RotatedGoldenGeometry();
   const Bytes body = EncodeRotated(geometry, GoldenRaw(), {}, {})->body.bytes;
-  const Bytes whole = Decoded(geometry, body);
-  const auto reader =
-      RotatedReader::Parse(geometry, std::span(body).first(RotatedHeadBytesMax(geometry)));
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  EXPECT_EQ(reader->body_bytes(), body.size());
-  for (const std::uint32_t layer : {1u, 0u}) {
-    const Bytes own(body.begin() + static_cast<std::ptrdiff_t>(reader->layer_begin(layer)),
-                    body.begin() + static_cast<std::ptrdiff_t>(reader->layer_end(layer)));
-    const std::size_t begin = geometry.layer_begin(layer);
-    Bytes decoded(geometry.layer_end(layer) - begin);
-    ASSERT_TRUE(reader->DecodeLayer(layer, own, decoded).ok());
-    EXPECT_TRUE(std::equal(decoded.begin(), decoded.end(),
-                           whole.begin() + static_cast<std::ptrdiff_t>(begin)));
-    EXPECT_TRUE(absl::IsDataLoss(
-        reader->DecodeLayer(layer, std::span(own).first(own.size() - 1), decoded)));
-  }
+  ExpectLayersDecodeAlone<RotatedReader>(geometry, body, RotatedHeadBytesMax(geometry),
+                                         Decoded(geometry, body));
 }
 
 TEST(RotatedReaderTest, DamageOfTheStructureIsRefused) {
-  const KvGeometry geometry = GoldenGeometry();
+  const KvGeometry geometry = RotatedGoldenGeometry();
   const Bytes body = EncodeRotated(geometry, GoldenRaw(), {}, {})->body.bytes;
-  Bytes decoded(geometry.raw_block_bytes());
-  for (std::size_t size = 0; size < body.size(); ++size) {
-    // A copy, so that a sanitizer sees a read past its end.
-    const Bytes cut(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(size));
-    EXPECT_TRUE(absl::IsDataLoss(DecodeRotated(geometry, cut, decoded))) << size;
-  }
-  Bytes longer = body;
-  longer.push_back(std::byte{0});
-  EXPECT_TRUE(absl::IsDataLoss(DecodeRotated(geometry, longer, decoded)));
-
-  const auto refuses = [&](std::size_t offset, std::uint32_t value, std::size_t size) {
-    Bytes damaged = body;
-    std::memcpy(damaged.data() + offset, &value, size);
-    return absl::IsDataLoss(DecodeRotated(geometry, damaged, decoded));
-  };
+  const DamagedBody damaged_body(geometry, body, DecodeRotated);
+  damaged_body.ExpectOtherLengthsAreRefused(/*stride=*/1);
   const std::size_t layer = RotatedHeadBytesMax(geometry);
   const std::size_t exact = layer + 8 + 2 * 48 + 3 * 2 * 4 * 16;  // scales and 3 groups of codes
-  EXPECT_TRUE(refuses(24, 0, 4));
-  EXPECT_TRUE(refuses(24, 2, 4));
-  EXPECT_TRUE(refuses(28, 0, 4));
-  EXPECT_TRUE(refuses(28, 0xFFFFFFFF, 4));
-  EXPECT_TRUE(refuses(layer, 0, 4));
-  EXPECT_TRUE(refuses(layer, 1, 4));
-  EXPECT_TRUE(refuses(layer, 6, 4));
-  EXPECT_TRUE(refuses(layer + 4, 0, 4));
-  EXPECT_TRUE(refuses(layer + 4, 49, 4));
-  EXPECT_TRUE(refuses(layer + 4, 0xFFFFFFFF, 4));
-  EXPECT_TRUE(refuses(layer + 8, 0x7C00, 2));
-  EXPECT_TRUE(refuses(layer + 8, 0x8001, 2));
-  EXPECT_TRUE(refuses(exact, 1, 4));
-  EXPECT_TRUE(refuses(exact, 48, 4));
-  EXPECT_TRUE(refuses(exact + 4, 48, 4));
-  EXPECT_TRUE(refuses(exact + 4, 0, 4));
+  EXPECT_TRUE(damaged_body.Refuses(24, 0, 4));
+  EXPECT_TRUE(damaged_body.Refuses(24, 2, 4));
+  EXPECT_TRUE(damaged_body.Refuses(28, 0, 4));
+  EXPECT_TRUE(damaged_body.Refuses(28, 0xFFFFFFFF, 4));
+  EXPECT_TRUE(damaged_body.Refuses(layer, 0, 4));
+  EXPECT_TRUE(damaged_body.Refuses(layer, 1, 4));
+  EXPECT_TRUE(damaged_body.Refuses(layer, 6, 4));
+  EXPECT_TRUE(damaged_body.Refuses(layer + 4, 0, 4));
+  EXPECT_TRUE(damaged_body.Refuses(layer + 4, 49, 4));
+  EXPECT_TRUE(damaged_body.Refuses(layer + 4, 0xFFFFFFFF, 4));
+  EXPECT_TRUE(damaged_body.Refuses(layer + 8, 0x7C00, 2));
+  EXPECT_TRUE(damaged_body.Refuses(layer + 8, 0x8001, 2));
+  EXPECT_TRUE(damaged_body.Refuses(exact, 1, 4));
+  EXPECT_TRUE(damaged_body.Refuses(exact, 48, 4));
+  EXPECT_TRUE(damaged_body.Refuses(exact + 4, 48, 4));
+  EXPECT_TRUE(damaged_body.Refuses(exact + 4, 0, 4));
 }
 
 }  // namespace
