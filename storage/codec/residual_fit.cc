@@ -92,6 +92,11 @@ absl::Status Fit::CheckOptions() const {
         level.quality != Quality::kSmall) {
       return bad("level ", i, ": quality must be high, near exact or small");
     }
+    for (std::size_t other = 0; other < i; ++other) {
+      if (options_.levels[other].quality == level.quality) {
+        return bad("level ", i, ": has the quality of level ", other);
+      }
+    }
     if (!(level.step > 0) || !std::isfinite(level.step)) {
       return bad("level ", i, ": step must be above 0");
     }

@@ -221,6 +221,8 @@ TEST(ResidualFitTest, WhatDoesNotFitIsNamed) {
   expect_named("levels", [&] { options.levels.clear(); });
   expect_named("levels", [&] { options.levels.resize(9, options.levels[0]); });
   expect_named("level 1: quality", [&] { options.levels[1].quality = Quality::kUnrated; });
+  expect_named("level 1: has the quality of level 0",
+               [&] { options.levels[1].quality = options.levels[0].quality; });
   expect_named("level 1: step", [&] { options.levels[1].step = 0; });
   expect_named("level 1: step", [&] { options.levels[1].step = kNan; });
   expect_named("level 2: rate_weight", [&] { options.levels[2].rate_weight = -1; });
