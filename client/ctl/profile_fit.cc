@@ -41,7 +41,7 @@ struct LevelFlag {
   double step;
 };
 constexpr LevelFlag kLevelFlags[] = {{Quality::kHigh, "high", 0.00115},
-                                     {Quality::kNearExact, "near-exact", 0.00031},
+                                     {Quality::kNearExact, "near-exact", 0.00034},
                                      {Quality::kSmall, "small", 0.0028}};
 
 struct InputName {

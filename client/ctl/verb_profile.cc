@@ -88,7 +88,7 @@ const FlagSpec kFitFlags[] = {
     kRank,
     kHeads,
     {"high", FlagSpec::Kind::kReal, "step in units of the metric (0.00115); 0: no such level"},
-    {"near-exact", FlagSpec::Kind::kReal, "the same (0.00031)"},
+    {"near-exact", FlagSpec::Kind::kReal, "the same (0.00034)"},
     {"small", FlagSpec::Kind::kReal, "the same (0.0028)"},
     {"importance", FlagSpec::Kind::kReal, "how far steps follow importance (0.9)"},
     {"rate-weight", FlagSpec::Kind::kReal, "of bits against error in rounding (0.08)"},

@@ -1,10 +1,10 @@
 // Speed of the residual codec on one core, for each kernel set that the machine has: encoding,
 // decoding, and of that the entropy decoding alone. MB/s of raw KV, by this thread's CPU time.
 //
-//   residual_bench [--profile BODY --tokens FILE --kv FILE] [--layers N --heads N --head-dim N]
+//   residual_bench [--profile FILE --tokens FILE --kv FILE] [--layers N --heads N --head-dim N]
 //                  [--per-head 1] [--inputs N] [--step X] [--block-tokens N]
 //
-// With a profile's body: raw KV of these tokens (as one run, bfloat16, RoPE of theta 100,000), as
+// With a profile, or a draft of one: raw KV of these tokens (as one run, bfloat16, RoPE of theta 100,000), as
 // blocks, at level high. Without it: synthetic KV (seed 1 and on), and a profile that is fitted to
 // it, whose planes read the first N of layer below, layer below that, layer 0, and K for V.
 #include <array>
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "client/ctl/profile_files.h"
 #include "storage/base/byte_order.h"
 #include "storage/codec/codec_kernels.h"
 #include "storage/codec/frame.h"
@@ -124,9 +125,9 @@ int Main(int argc, char** argv) {
   KV_CHECK(spec.Validate().ok());
 
   if (options.contains("--profile")) {
-    const std::vector<std::byte> body = ReadFile(options["--profile"]);
-    auto profile =
-        ResidualProfile::DecodeBody({reinterpret_cast<const char*>(body.data()), body.size()});
+    const auto file = ReadProfileFile(options["--profile"]);
+    KV_CHECK(file.ok());
+    const auto profile = ResidualProfile::DecodeBody(file->body);
     KV_CHECK(profile.ok());
     const std::vector<std::byte> tokens = ReadFile(options["--tokens"]);
     SyntheticText text;
