@@ -1,6 +1,9 @@
 """The model's own KV through a server at a level: put by the C++ client, read by clients that decode it and by
 ones that leave it to the server, with a profile that a few texts were enough for."""
 
+import dataclasses
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -12,6 +15,7 @@ import schemes
 import server_process
 import smollm2
 import smollm2_tokenizer
+import speed
 import texts
 
 _FITTED = ("Artistic", "BSD", "GPL-2", "MPL-2.0")  # licenses
@@ -26,30 +30,36 @@ def _kv_of(model: smollm2.SmolLM2, token_ids: list[int]) -> smollm2.KvCache:
     return cache
 
 
-@pytest.fixture(name="profile")
-def _profile(tmp_path, monkeypatch):
-    """A function of the model and its tokenizer."""
-    monkeypatch.setattr(kv_files, "cache_folder", lambda: tmp_path / "cache")
-
-    def fit(model, tokenizer):
-        samples = tmp_path / "samples"
-        samples.mkdir()
-        for name in _FITTED:
-            token_ids = tokenizer.encode(texts.license_text(name))[:_FITTED_TOKENS]
-            cache = _kv_of(model, token_ids)
-            (samples / f"{name}.tokens").write_bytes(np.array(token_ids, "<u4").tobytes())
-            (samples / f"{name}.kv").write_bytes(kv_blocks.pack_block(cache, 0, len(token_ids)))
-        options = {"table": 0, "inputs": "below,same-k"}
-        return codec_tool.fit(samples, options, schemes.Codec.material)
-
-    return fit
+@dataclasses.dataclass(frozen=True)
+class _Fitted:
+    model: smollm2.SmolLM2
+    tokenizer: smollm2_tokenizer.SmolLM2Tokenizer
+    samples: pathlib.Path
+    profile: pathlib.Path
 
 
-def test_kv_put_at_high_costs_the_model_no_more_than_that(tmp_path, profile):
+@pytest.fixture(name="fitted", scope="module")
+def _fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitted")
     model = smollm2.SmolLM2()
     tokenizer = smollm2_tokenizer.SmolLM2Tokenizer()
-    fitted = profile(model, tokenizer)
-    token_ids = tokenizer.encode(texts.license_text("Apache-2.0"))
+    samples = folder / "samples"
+    samples.mkdir()
+    for name in _FITTED:
+        token_ids = tokenizer.encode(texts.license_text(name))[:_FITTED_TOKENS]
+        cache = _kv_of(model, token_ids)
+        (samples / f"{name}.tokens").write_bytes(np.array(token_ids, "<u4").tobytes())
+        (samples / f"{name}.kv").write_bytes(kv_blocks.pack_block(cache, 0, len(token_ids)))
+    options = {"table": 0, "inputs": "below,same-k"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_files, "cache_folder", lambda: folder / "cache")
+        profile = codec_tool.fit(samples, options, schemes.Codec.material)
+    return _Fitted(model, tokenizer, samples, profile)
+
+
+def test_kv_put_at_high_costs_the_model_no_more_than_that(tmp_path, fitted):
+    model = fitted.model
+    token_ids = fitted.tokenizer.encode(texts.license_text("Apache-2.0"))
     token_ids = token_ids[:_PREFIX_TOKENS + _CONTINUATION_TOKENS]
     prefix, rest = token_ids[:_PREFIX_TOKENS], token_ids[_PREFIX_TOKENS:]
     kv = judge.get_kv(_kv_of(model, prefix))
@@ -57,7 +67,7 @@ def test_kv_put_at_high_costs_the_model_no_more_than_that(tmp_path, profile):
     with server_process.ServerProcess(server_process.server_binary(), tmp_path,
                                       ("--noprefault_memory",)) as server:
         listen = server.start().listen
-        restored, said = codec_tool.store(listen, fitted, "high", prefix, kv)
+        restored, said = codec_tool.store(listen, fitted.profile, "high", prefix, kv)
 
     assert restored.shape == kv.shape
     assert not np.array_equal(restored, kv)
@@ -66,3 +76,11 @@ def test_kv_put_at_high_costs_the_model_no_more_than_that(tmp_path, profile):
                            judge.continuation(model, restored, rest), rest)
     assert judged.kl.mean() <= 0.01
     print(f"KL {judged.kl.mean():.4f} nat; {said}")
+
+
+def test_the_speed_of_a_fitted_profile_is_measured_on_real_kv(fitted):
+    name = _FITTED[0]
+    row = speed.measure("--profile", fitted.profile, "--tokens", fitted.samples / f"{name}.tokens",
+                        "--kv", fitted.samples / f"{name}.kv")
+    assert 0 < row["bits"] < 4
+    assert min(row["encode"], row["decode"], row["symbols"]) > 0
