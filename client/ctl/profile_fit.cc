@@ -165,6 +165,29 @@ absl::StatusOr<FitMaterial> MakeMaterial(const VerbContext& context, const Model
   return material;
 }
 
+struct Vocabulary {
+  MappedFile file;
+  VocabularyRows rows;  // point into `file`
+};
+
+// Of a file: token ids (u32), then for each f32 K (before RoPE) and V of layer 0.
+absl::StatusOr<Vocabulary> ReadVocabulary(std::span<const PlaneShape> planes,
+                                          const std::string& path) {
+  std::size_t width = 0;
+  for (const PlaneShape& plane : planes) width += plane.layer == 0 ? plane.components() : 0;
+  Vocabulary vocabulary;
+  KV_ASSIGN_OR_RETURN(vocabulary.file, MappedFile::Open(path));
+  KV_ASSIGN_OR_RETURN(const auto words, NumbersOf<std::uint32_t>(vocabulary.file, path));
+  if (words.size() % (1 + width) != 0) {
+    return Bad(path, absl::StrCat("has ", words.size(), " words of 4 bytes, and a token takes ",
+                                  1 + width, ": its id, and K and V of layer 0"));
+  }
+  const std::size_t count = words.size() / (1 + width);
+  vocabulary.rows.tokens = words.first(count);
+  vocabulary.rows.rows = {reinterpret_cast<const float*>(words.data() + count), count * width};
+  return vocabulary;
+}
+
 absl::StatusOr<std::vector<PredictorInput>> ReadInputs(const std::string& names) {
   std::vector<PredictorInput> inputs;
   for (const absl::string_view name : absl::StrSplit(names, ',', absl::SkipEmpty())) {
@@ -324,6 +347,12 @@ absl::Status Fit(const VerbContext& context) {
                       OfFlag("samples", ReadSamples(spec, line.Text("samples"))));
   KV_ASSIGN_OR_RETURN(FitMaterial material, MakeMaterial(context, spec, texts));
   if (line.Has("no-metric")) material.metrics.clear();
+  Vocabulary vocabulary;
+  if (line.Has("vocabulary")) {
+    KV_ASSIGN_OR_RETURN(
+        vocabulary, OfFlag("vocabulary", ReadVocabulary(PlanesOf(spec), line.Text("vocabulary"))));
+    options.vocabulary = vocabulary.rows;
+  }
 
   const auto begin = std::chrono::steady_clock::now();
   absl::StatusOr<ResidualProfile> profile;

@@ -17,6 +17,7 @@
 #include "storage/codec/residual_entropy.h"
 #include "storage/codec/residual_level.h"
 #include "storage/codec/symbol_fit.h"
+#include "storage/codec/token_table_fit.h"
 
 namespace kvtrie {
 namespace {
@@ -37,10 +38,10 @@ class Fit {
  private:
   absl::Status CheckOptions() const;
   absl::Status CheckMaterial() const;
+  absl::Status CheckVocabulary() const;
   absl::Status Open();
   void SetUpProfile();
   void FitFirstToken();
-  void FitTokenTable();
   void ComputeExponents();
 
   // One level over all samples. `fit`: predictions and bases too.
@@ -152,10 +153,32 @@ absl::Status Fit::CheckMaterial() const {
   return absl::OkStatus();
 }
 
+absl::Status Fit::CheckVocabulary() const {
+  const VocabularyRows& vocabulary = options_.vocabulary;
+  std::size_t width = 0;
+  for (const PlaneShape& plane : profile_.planes) {
+    width += plane.layer == 0 ? plane.components() : 0;
+  }
+  if (vocabulary.rows.size() != vocabulary.tokens.size() * width) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "fit: vocabulary: ", vocabulary.rows.size(), " numbers for ", vocabulary.tokens.size(),
+        " tokens, and layer 0 has ", width, " components of K and V"));
+  }
+  const auto bad = std::find_if(vocabulary.rows.begin(), vocabulary.rows.end(),
+                                [](float value) { return !std::isfinite(value); });
+  if (bad != vocabulary.rows.end()) {
+    const auto entry = static_cast<std::size_t>(bad - vocabulary.rows.begin()) / width;
+    return absl::InvalidArgumentError(
+        absl::StrCat("fit: vocabulary: token ", vocabulary.tokens[entry], ": is not finite"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Fit::Open() {
   KV_RETURN_IF_ERROR(CheckOptions());
   profile_.planes = PlanesOf(spec_);
   KV_RETURN_IF_ERROR(CheckMaterial());
+  KV_RETURN_IF_ERROR(CheckVocabulary());
   if (samples_.empty()) return absl::InvalidArgumentError("fit: no samples");
   KV_RETURN_IF_ERROR(CheckSamples(spec_, samples_));
   rows_.emplace(spec_, samples_);
@@ -244,60 +267,6 @@ void Fit::FitFirstToken() {
   for (const double sum : sums) profile_.first_rows.push_back(static_cast<float>(sum / count));
 }
 
-// Layer 0 depends on the token alone: its rows are a table over the vocabulary, of which the
-// profile holds the tokens that come most often.
-void Fit::FitTokenTable() {
-  std::map<TokenId, std::size_t> seen;
-  for (std::size_t row = 0; row < rows_->row_count(); ++row) {
-    if (rows_->counts(row)) ++seen[rows_->tokens()[row]];
-  }
-  std::vector<std::pair<std::size_t, TokenId>> by_count;
-  for (const auto& [token, count] : seen) by_count.emplace_back(count, token);
-  std::sort(by_count.begin(), by_count.end(), [](const auto& a, const auto& b) {
-    return a.first > b.first || (a.first == b.first && a.second < b.second);
-  });
-  by_count.resize(std::min(by_count.size(), options_.table_tokens_max));
-  for (const auto& [count, token] : by_count) profile_.table_tokens.push_back(token);
-  std::sort(profile_.table_tokens.begin(), profile_.table_tokens.end());
-
-  const auto place = [&](TokenId token) {
-    const auto found =
-        std::lower_bound(profile_.table_tokens.begin(), profile_.table_tokens.end(), token);
-    return found == profile_.table_tokens.end() || *found != token
-               ? profile_.table_tokens.size()
-               : static_cast<std::size_t>(found - profile_.table_tokens.begin());
-  };
-  std::size_t width = 0;
-  for (const PlaneShape& plane : profile_.planes)
-    width += plane.layer == 0 ? plane.components() : 0;
-  profile_.table_rows.assign(profile_.table_tokens.size() * width, 0);
-  std::size_t first = 0;
-  for (std::uint32_t i = 0; i < profile_.planes.size() && profile_.planes[i].layer == 0; ++i) {
-    const std::size_t components = profile_.planes[i].components();
-    const std::vector<float> rows = rows_->ReadPlane(profile_.planes[i]);
-    std::vector<double> sums(profile_.table_tokens.size() * components);
-    std::vector<double> counts_of(profile_.table_tokens.size());
-    for (std::size_t row = 0; row < rows_->row_count(); ++row) {
-      const std::size_t entry = rows_->counts(row) ? place(rows_->tokens()[row]) : counts_of.size();
-      if (entry == counts_of.size()) continue;
-      ++counts_of[entry];
-      for (std::size_t c = 0; c < components; ++c) {
-        sums[entry * components + c] += rows[row * components + c];
-      }
-    }
-    const PlaneProfile& plane = profile_.plane_profiles[i];
-    for (std::size_t entry = 0; entry < counts_of.size(); ++entry) {
-      for (std::size_t c = 0; c < components; ++c) {
-        const double mean = sums[entry * components + c] / counts_of[entry];
-        const double code = (mean - plane.bias[c]) / plane.input_scales[c];
-        profile_.table_rows[entry * width + first + c] =
-            static_cast<std::int8_t>(std::nearbyint(std::clamp(code, -127.0, 127.0)));
-      }
-    }
-    first += components;
-  }
-}
-
 void Fit::ComputeExponents() {
   exponents_.assign(options_.levels.size(), {});
   for (auto& of_level : exponents_) {
@@ -339,7 +308,7 @@ void Fit::FitPredictors(std::uint32_t plane, std::span<const float> rows,
   for (std::uint32_t i = 1; i < profile_.planes.size() && profile_.planes[i].layer == 0; ++i) {
     FitPredictor(*rows_, rows_->ReadPlane(profile_.planes[i]), codes, options_.ridge, i, profile_);
   }
-  FitTokenTable();
+  FitTokenTable(*rows_, options_.vocabulary, options_.table_tokens_max, profile_);
 }
 
 std::vector<float> Fit::Predict(const PlaneTransform& transform, std::uint32_t plane,

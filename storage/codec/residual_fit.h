@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "storage/codec/fit_material.h"
 #include "storage/codec/residual_profile.h"
+#include "storage/codec/token_table_fit.h"
 #include "storage/kv/model_spec.h"
 
 namespace kvtrie {
@@ -22,7 +23,8 @@ struct ResidualFitOptions {
   // Weight of the metric's mean, added to its diagonal: 12 texts overrate what they have not seen.
   double metric_shrinkage = 0.1;
   double ridge = 2e-3;
-  std::size_t table_tokens_max = 8192;
+  std::size_t table_tokens_max = std::size_t{1} << 15;
+  VocabularyRows vocabulary;     // may be empty: the table has the samples' tokens only
   std::size_t fitted_level = 0;  // predictions are fitted to what this one of the levels restores
   std::vector<ResidualLevel> levels;
   int rounds = 2;  // over all levels, to settle tables

@@ -45,11 +45,12 @@ def tool_path() -> pathlib.Path:
     return _PATH
 
 
-def fit(samples: pathlib.Path, options: Mapping[str, object],
-        material: pathlib.Path | None = None) -> pathlib.Path:
+def fit(samples: pathlib.Path, options: Mapping[str, object], material: pathlib.Path | None = None,
+        vocabulary: pathlib.Path | None = None) -> pathlib.Path:
     """The profile fitted with these flags; made where the cache lacks it, with the tool's progress.
 
     samples: a folder of kv_files.prepare. material: what gradients gave, where they were taken.
+    vocabulary: a file of kv_files.vocabulary.
     """
     inputs: list[object] = ["--samples", samples]
     digest = hashlib.sha256(tool_path().read_bytes())
@@ -57,6 +58,9 @@ def fit(samples: pathlib.Path, options: Mapping[str, object],
     if material is not None:
         inputs += ["--material", material]
         digest.update(material.read_bytes())
+    if vocabulary is not None:
+        inputs += ["--vocabulary", vocabulary]
+        digest.update(vocabulary.name.encode())
     profile = kv_files.cache_folder() / "profiles" / digest.hexdigest()[:24]
     if profile.exists():
         return profile

@@ -90,6 +90,9 @@ def test_a_fit_has_the_inputs_that_its_scheme_names(tool):
     profile = scheme.fitted(tool / "samples").profile
     (_, flags, _), = _calls(tool)
     assert flags["material"] == str(material)
+    vocabulary = np.fromfile(flags["vocabulary"], "<u4").reshape(-1)
+    tokens = len(vocabulary) // (1 + 2 * 192)
+    assert vocabulary[:tokens].tolist() == list(range(tokens)) and tokens == 49152
     material.write_bytes(b"others")
     assert scheme.fitted(tool / "samples").profile != profile
 

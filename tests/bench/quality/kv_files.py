@@ -49,6 +49,18 @@ def model_digest() -> str:
     return digest.hexdigest()
 
 
+def vocabulary() -> pathlib.Path:
+    """The file of what layer 0 makes of each token, as `kvtrie profile fit --vocabulary` takes it.
+
+    Ids are in the order of the tokenizer's merges: what comes often comes first.
+    """
+    path = cache_folder() / f"vocabulary-{model_digest()[:24]}"
+    if not path.exists():
+        rows = workers.model().first_layer_kv().astype("<f4")
+        write_atomically(path, np.arange(len(rows), dtype="<u4").tobytes() + rows.tobytes())
+    return path
+
+
 def prepare(name: str, texts: Sequence[corpus.Text], with_queries: bool,
             pool: workers.Pool) -> pathlib.Path:
     """The folder with the KV of each text's first PREFIX_TOKENS tokens, computed where it is missing."""

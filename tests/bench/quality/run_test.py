@@ -81,6 +81,7 @@ def _command(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "model", lambda: model)
     monkeypatch.setattr(run, "test_texts", lambda quick: (texts, texts))
     monkeypatch.setattr(kv_files, "prepare", lambda *args, **kwargs: tmp_path)
+    monkeypatch.setattr(kv_files, "vocabulary", lambda: tmp_path / "vocabulary")
     monkeypatch.setattr(kv_files, "read_kv", read_kv)
     monkeypatch.setattr(codec_tool, "_PATH", tmp_path / "none")
 

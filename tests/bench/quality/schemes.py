@@ -84,11 +84,13 @@ class Codec:
     sessions: bool = False
     against_float32: bool = False
     material: pathlib.Path | None = _MATERIAL
+    vocabulary: bool = True  # layer 0 of tokens that the texts lack is known
     profile: pathlib.Path | None = None  # set by fitted()
 
     def fitted(self, samples: pathlib.Path) -> "Codec":
         """This scheme with its profile. Errors: codec_tool.CodecToolError."""
-        profile = codec_tool.fit(kv_files.part(samples, self.calibration), self.fit, self.material)
+        vocabulary = kv_files.vocabulary() if self.vocabulary else None
+        profile = codec_tool.fit(kv_files.part(samples, self.calibration), self.fit, self.material, vocabulary)
         return dataclasses.replace(self, profile=profile)
 
     def restore(self, token_ids: Sequence[int], kv: np.ndarray, first_token: int = 0) -> Restored:
@@ -149,6 +151,7 @@ def _ablations() -> Iterator[Codec]:
             ("plain rounding", {"rate-weight": 0}),
             ("fast", FAST)):
         yield Codec(name, "kvtrie, ablations", "high", fit=fit, **common)
+    yield Codec("table of the texts' tokens", "kvtrie, ablations", "high", vocabulary=False, **common)
     yield Codec("importance is surprisal", "kvtrie, ablations", "high", by_surprisal=True, **common)
     for level in ("near-exact", "high", "small"):
         yield Codec(f"prose only {level}", "kvtrie, prose only", level,

@@ -15,6 +15,7 @@
 #include "client/ctl/progress.h"
 #include "storage/base/byte_reader.h"
 #include "storage/codec/profile_header.h"
+#include "storage/codec/residual_profile.h"
 #include "tests/client/ctl/profile_fixture.h"
 
 namespace kvtrie {
@@ -209,6 +210,37 @@ TEST(ProfileFitTest, MistakesAreNamedWithTheirCure) {
   EXPECT_THAT(fit({"--measured", folder / "cut"}), HasSubstr("cut: is no JSON object"));
   EXPECT_THAT(fit({"--material", folder / "short", "--queries", folder / "queries.f32"}),
               HasSubstr("give one or the other"));
+}
+
+// A token that no text has, and one that texts have.
+TEST(ProfileFitTest, TheTokenTableHasTheVocabulary) {
+  const ProfileFolder folder;
+  const std::size_t width = 32;
+  std::string bytes;
+  for (const std::uint32_t token : {777u, 2u}) {
+    bytes.append(reinterpret_cast<const char*>(&token), sizeof token);
+  }
+  bytes.append(2 * width * sizeof(float), '\0');
+  folder.Write("vocabulary", bytes);
+  const auto tokens_of = [&](const std::string& name) {
+    const auto file = ReadProfileFile(folder / name);
+    const auto profile = ResidualProfile::DecodeBody(file->body);
+    return profile->table_tokens;
+  };
+  ASSERT_EQ(RunKvtrie(With(folder.FitArguments("without"), {"--table", "1000"})).code,
+            ExitCode::kOk);
+  const CliOutcome with = RunKvtrie(With(
+      folder.FitArguments("with"), {"--table", "1000", "--vocabulary", folder / "vocabulary"}));
+  ASSERT_EQ(with.code, ExitCode::kOk) << with.err;
+  std::vector<TokenId> expected = tokens_of("without");
+  expected.push_back(777);
+  EXPECT_EQ(tokens_of("with"), expected);
+
+  folder.Write("vocabulary", bytes.substr(4));
+  const CliOutcome cut =
+      RunKvtrie(With(folder.FitArguments("out"), {"--vocabulary", folder / "vocabulary"}));
+  EXPECT_EQ(cut.code, ExitCode::kFailed);
+  EXPECT_THAT(cut.err, HasSubstr("vocabulary: has 65 words of 4 bytes, and a token takes 33"));
 }
 
 TEST(ProfileFitTest, StepsAreGivenWhereThereIsNoMetric) {

@@ -71,6 +71,21 @@ def test_kv_is_what_the_model_goes_on_from(tmp_path, kind):
     assert kl.max() < 1e-4 and same.all()
 
 
+@pytest.mark.parametrize("kind", list(_CONFIGS))
+def test_the_first_layer_depends_on_the_token_alone(tmp_path, kind):
+    model = _load(_make(tmp_path, kind))
+    rows = model.first_layer(range(model.vocabulary_tokens))
+    if kind == "llama3 scaling":
+        assert rows is None
+        return
+    assert rows.shape == (64, 2, 2, rows.shape[-1])
+    ids = tuple(int(i) for i in np.random.default_rng(1).integers(2, 30, 48))
+    kv = np.frombuffer(model.prefill(ids), "<f4").reshape(3, 2, 48, 2, -1)[0]
+    np.testing.assert_allclose(rows[list(ids), 1], kv[1], rtol=1e-3, atol=1e-3)
+    turned_back = model._turn_back(torch.tensor(kv[0]).transpose(0, 1)).transpose(0, 1)  # pylint: disable=protected-access
+    np.testing.assert_allclose(rows[list(ids), 0], turned_back, rtol=1e-3, atol=1e-3)
+
+
 def test_gradients_are_those_of_errors_in_stored_kv(tmp_path):
     """Fisher's information says what a small error costs: KL = e^T M e / 2, summed over the continuation."""
     model = _load(_make(tmp_path, "llama"))

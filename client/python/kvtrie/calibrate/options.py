@@ -63,6 +63,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                          help=f"base step to begin with ({step:g}); 0: no such level")
     fit.add_argument("--margin", type=_share, default=0.1, help="of each level's bound, kept free (0.1)")
     fit.add_argument("--fits-max", type=_count, default=4, help="until all levels keep their promise (4)")
+    fit.add_argument("--vocabulary-max", type=_count_or_none, default=32768, metavar="N",
+                     help="tokens whose layer 0 the profile has, whether texts have them or not: the N of the lowest "
+                          "ids, which come most often (32768); 400 bytes to 2 kB each")
     fit.add_argument("--fit-flag", action="append", default=[], metavar="NAME=VALUE",
                      help="for `kvtrie profile fit`, e.g. table=4096; may be repeated")
     fit.add_argument("--block-tokens", type=_count, default=16, help="of the blocks that are judged (16)")
@@ -109,6 +112,13 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
+
+
+def _count_or_none(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must be 0 or more")
     return value
 
 

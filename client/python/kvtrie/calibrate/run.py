@@ -74,6 +74,7 @@ class _Calibration:
             self._say(f"{path}: too short for a sample, left out")
         self._compute_samples()
         material = self._make_material()
+        self._vocabulary = self._make_vocabulary()
         fits = self._find_steps(material)
         chosen = [fit for fit in fits if fit.all_are(steps.holds, self._options.margin)]
         if not chosen:
@@ -167,6 +168,18 @@ class _Calibration:
             "queries": queries_path if self._gradients else None, "out": material})
         return material
 
+    def _make_vocabulary(self):
+        """The path of what layer 0 makes of tokens; None: nothing is known of it."""
+        count = min(self._options.vocabulary_max, self._model.vocabulary_tokens)
+        path = self._work.vocabulary(count)
+        if count > 0 and not path.exists():
+            self._say(f"layer 0 of {count} tokens")
+            rows = self._model.first_layer(range(count))
+            if rows is None:
+                return None
+            self._work.write(path, np.arange(count, dtype="<u4").tobytes() + rows.astype("<f4").tobytes())
+        return path if count > 0 else None
+
     def _find_steps(self, material) -> list[_Fit]:
         """All fits that were made: the last one is good, or there were too many."""
         chosen = {level: getattr(self._options, level.replace("-", "_")) for level in steps.FIRST_STEPS}
@@ -189,13 +202,15 @@ class _Calibration:
         flags = {level: f"{chosen.get(level, 0):.9g}" for level in steps.FIRST_STEPS}
         flags |= command_line.fit_flags(self._options.fit_flag)
         decides = (self._kvtrie.digest(), material.read_bytes(), sorted(flags.items()), self._options.block_tokens,
+                   self._vocabulary and self._vocabulary.name,
                    sorted(sample.name for sample in self._split.fitted))
         key = hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
         draft, about = self._work.fit(key, "draft"), self._work.fit(key, "json")
         if not draft.exists() or not about.exists():
             self._say(f"fit {number}: steps " + ", ".join(f"{level} {step:.3g}" for level, step in chosen.items()))
             answer = self._kvtrie.profile("fit", flags={"spec": self._work.spec, "samples": self._work.fitted,
-                                                        "material": material, **flags, "out": draft})
+                                                        "material": material, "vocabulary": self._vocabulary,
+                                                        **flags, "out": draft})
             self._work.write(about, json.dumps(answer).encode())
         body_digest = json.loads(about.read_text())["body_digest"]
         outcomes = self._measure(key, draft, list(chosen), number)

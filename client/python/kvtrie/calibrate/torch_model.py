@@ -6,6 +6,7 @@ Planes are K, V of layer 0, K, V of layer 1, ...
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ _GRADIENTS_FROM = 8
 _QUERIES_FROM = 16
 # Of K that is turned back, against K that never was: rounding of cosines in the model's own type.
 _TURN_TOLERANCE = 2e-2
+_TOKENS_AT_ONCE = 512  # of the vocabulary
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -75,6 +77,27 @@ class Model:
         importance, outer, count = self._gradients(kv, token_ids, prefix_tokens, draws, seed)
         sums["gradient_outer"], sums["gradient_count"] = outer, np.float64(count)
         return Computed(kv, importance, sums)
+
+    @property
+    def vocabulary_tokens(self) -> int:
+        return self._model.get_input_embeddings().num_embeddings
+
+    def first_layer(self, token_ids: Sequence[int]) -> np.ndarray | None:
+        """f32 [token][K as coded, V][KV head][dim] of layer 0, which depends on the token alone.
+
+        None where K as coded depends on positions too.
+        """
+        if not self._turned:
+            return None
+        rows = []
+        for first in range(0, len(token_ids), _TOKENS_AT_ONCE):
+            cache = transformers.DynamicCache()
+            # Sessions of one token: at position 0 RoPE turns nothing.
+            sessions = torch.tensor(token_ids[first:first + _TOKENS_AT_ONCE], device=self._device)[:, None]
+            with torch.no_grad():
+                self._model(sessions, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            rows.append(torch.stack([part[:, :, 0] for part in _layer_of(cache, 0)], 1).float().cpu().numpy())
+        return np.concatenate(rows)
 
     def prefill(self, token_ids: tuple[int, ...]) -> bytes:
         """Raw KV of these tokens."""

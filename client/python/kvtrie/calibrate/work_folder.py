@@ -5,6 +5,7 @@
     fitted/NAME.tokens      u32le token ids of the prefix
     fitted/NAME.kv          its raw KV: [layer][K, V][token][KV head][dim] in the spec's dtype, K after RoPE
     fitted/NAME.importance  f32 [plane][KV head][token]; planes are K, V of layer 0, K, V of layer 1, ...
+    vocabulary-N.bin        u32le ids of N tokens, then f32 [token][K before RoPE, V] of layer 0
     sums/NAME.npz           what a sample adds to metrics and query statistics
     held-out/NAME.tokens, NAME.kv
     fits/KEY.draft, KEY.json, KEY.outcomes.npz    each fit, and what was measured of it
@@ -62,6 +63,9 @@ class WorkFolder:
     def held_out(self, name: str) -> pathlib.Path:
         """Without suffix."""
         return self.path / "held-out" / name
+
+    def vocabulary(self, count: int) -> pathlib.Path:
+        return self.path / f"vocabulary-{count}.bin"
 
     def sums(self, name: str) -> pathlib.Path:
         return self.path / "sums" / f"{name}.npz"
