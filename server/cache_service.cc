@@ -228,7 +228,7 @@ grpc::ServerUnaryReactor* CacheService::Delete(grpc::CallbackServerContext* call
                                                v1::DeleteResponse* response) {
   return RunUnary(
       context_, call, RpcMethod::kDelete,
-      CheckSelection(request->selection(), SelectionScope::kPathOrWide, context_.limits),
+      CheckSelection(request->selection(), SelectionScope::kPathOrWideIfUnused, context_.limits),
       [this, request, response]() -> absl::Status {
         std::unique_ptr<RequestPath> path;
         KV_ASSIGN_OR_RETURN(

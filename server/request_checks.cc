@@ -275,6 +275,9 @@ absl::Status CheckSelection(const v1::Selection& selection, SelectionScope scope
   if (scope == SelectionScope::kPath && selection.node_id().empty() && !selection.has_prefix()) {
     return Invalid("selection: this call takes node_id or prefix");
   }
+  if (scope != SelectionScope::kPathOrWideIfUnused && selection.unused_for_seconds() != 0) {
+    return Invalid("selection.unused_for_seconds: only Delete takes it; leave it out");
+  }
   KV_RETURN_IF_ERROR(Within("selection.", CheckOptionalId("node_id", selection.node_id())));
   KV_RETURN_IF_ERROR(Within("selection.", CheckOptionalId("model_id", selection.model_id())));
   KV_RETURN_IF_ERROR(Within("selection.", CheckSession(selection.session_id())));

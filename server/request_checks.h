@@ -41,8 +41,9 @@ absl::Status CheckChunks(const v1::PutRequest& request, std::size_t payload_byte
 
 // Which ways of naming a selection a call takes.
 enum class SelectionScope {
-  kPath,        // node_id or prefix
-  kPathOrWide,  // also session_id, model_id, all
+  kPath,                // node_id or prefix
+  kPathOrWide,          // also session_id, model_id, all
+  kPathOrWideIfUnused,  // also with unused_for_seconds
 };
 absl::Status CheckSelection(const v1::Selection& selection, SelectionScope scope,
                             const RequestLimits& limits);

@@ -1,5 +1,7 @@
 #include "server/server_config.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 #include <map>
@@ -281,6 +283,12 @@ class ConfigBuilder {
     engine->eviction = absl::GetFlag(FLAGS_eviction);
     engine->segment_bytes = absl::GetFlag(FLAGS_segment_bytes).bytes;
     engine->memory_tier_bytes = absl::GetFlag(FLAGS_memory_tier_bytes).bytes;
+    const std::uint64_t machine_bytes = static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                                        static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+    if (engine->memory_tier_bytes > machine_bytes) {
+      Fail("memory_tier_bytes", absl::StrCat(engine->memory_tier_bytes, " is more than the ",
+                                             machine_bytes, " bytes of this machine's memory"));
+    }
     engine->prefault_memory = absl::GetFlag(FLAGS_prefault_memory);
     engine->token_cache_bytes = absl::GetFlag(FLAGS_token_cache_bytes).bytes;
     engine->put_memory_bytes = absl::GetFlag(FLAGS_put_memory_bytes).bytes;

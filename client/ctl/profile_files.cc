@@ -78,7 +78,7 @@ std::string_view MappedFile::text() const {
 }
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return FromErrno(path, "cannot be opened", errno);
   struct stat about = {};
   MappedFile file;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "client/ctl/format.h"
 #include "client/ctl/json_views.h"
 #include "client/ctl/profile_code.h"
@@ -11,6 +12,7 @@
 #include "client/ctl/profile_fit.h"
 #include "storage/base/byte_reader.h"
 #include "storage/codec/profile_header.h"
+#include "storage/codec/residual_profile.h"
 
 namespace kvtrie {
 namespace {
@@ -22,9 +24,16 @@ ExitCode Put(const VerbContext& context) {
   if (content->bytes().size() > kProfileBytesMax) {
     return context.Fail(absl::InvalidArgumentError(path + ": is larger than any profile"));
   }
-  if (const auto file = ReadProfileFile(path); file.ok() && file->levels.empty()) {
-    return context.Fail(absl::InvalidArgumentError(
-        path + ": is a draft: measure its levels, and seal it with `kvtrie profile seal`"));
+  if (const auto file = ReadProfileFile(path); file.ok()) {
+    if (file->levels.empty()) {
+      return context.Fail(absl::InvalidArgumentError(
+          path + ": is a draft: measure its levels, and seal it with `kvtrie profile seal`"));
+    }
+    // The server does not look into it, and clients could not use it.
+    if (const auto body = ResidualProfile::DecodeBody(file->body); !body.ok()) {
+      return context.Fail(absl::InvalidArgumentError(
+          absl::StrCat(path, ": cannot be used: ", std::string(body.status().message()))));
+    }
   }
   const auto profile = context.Cache()->PutProfile(content->bytes());
   if (!profile.ok()) return context.Fail(profile.status());

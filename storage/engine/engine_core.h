@@ -399,8 +399,9 @@ class Engine::Core {
   std::deque<PublishItem> publish_queue_ ABSL_GUARDED_BY(publish_mutex_);
   bool publishing_ ABSL_GUARDED_BY(publish_mutex_) = false;
 
-  absl::Mutex room_mutex_;                        // one thread makes room at a time
-  std::atomic<std::uint64_t> reserved_bytes_{0};  // of appends under way
+  absl::Mutex room_mutex_;                              // one thread makes room at a time
+  std::atomic<std::uint64_t> reserved_bytes_{0};        // of appends under way
+  std::atomic<std::uint64_t> profile_bytes_coming_{0};  // announced, of profiles under way
   std::atomic<std::uint64_t> meta_disk_bytes_{0};
   std::atomic<unsigned> degraded_{0};
   std::atomic<bool> dirty_{false};  // something was written since the last sync

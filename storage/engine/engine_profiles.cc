@@ -8,34 +8,61 @@
 
 namespace kvtrie {
 
-// Holds the room that was made for the profile until it is stored or given up.
+// Counts the profile among those that are on their way, and holds the room that was made for it,
+// until it is stored or given up. Room is made once its head has come: blocks do not go for what is
+// no profile.
 class ProfileUploadHandle final : public Engine::ProfileUpload {
  public:
-  ProfileUploadHandle(Engine::Core& core, TenantId tenant, std::uint64_t reserved_bytes,
-                      const ProfileId& expected, std::unique_ptr<ProfileStore::Upload> upload)
-      : core_(core),
-        tenant_(tenant),
-        reserved_bytes_(reserved_bytes),
-        expected_(expected),
-        upload_(std::move(upload)) {}
+  ProfileUploadHandle(Engine::Core& core, TenantId tenant, std::uint64_t total_bytes,
+                      const ProfileId& expected)
+      : core_(core), tenant_(tenant), total_bytes_(total_bytes), expected_(expected) {}
   ~ProfileUploadHandle() override {
     upload_.reset();
-    core_.reserved_bytes_ -= reserved_bytes_;
+    GiveBack();
+  }
+
+  // ResourceExhausted: there is no room for so large a profile beside the others.
+  absl::Status Begin() {
+    const std::uint64_t coming = core_.profile_bytes_coming_.fetch_add(total_bytes_);
+    announced_bytes_ = total_bytes_;
+    // Profiles are never evicted: blocks would go for one that cannot fit.
+    const std::uint64_t others = core_.profiles_->disk_bytes() + coming;
+    if (others + total_bytes_ > core_.options_.disk_limit_bytes / 2) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "total_bytes: ", total_bytes_, " beside the ", others,
+          " bytes of profiles that are here or on their way; they may take half of "
+          "disk_limit_bytes (",
+          core_.options_.disk_limit_bytes, "): delete a profile, or give the store more"));
+    }
+    KV_ASSIGN_OR_RETURN(upload_, core_.profiles_->Begin(total_bytes_, [this]() -> absl::Status {
+      KV_RETURN_IF_ERROR(core_.MakeRoom(total_bytes_));
+      reserved_bytes_ = total_bytes_;
+      return absl::OkStatus();
+    }));
+    return absl::OkStatus();
   }
 
   absl::Status Append(std::span<const std::byte> bytes) override { return upload_->Append(bytes); }
 
   absl::StatusOr<StoredProfile> Commit() override {
     KV_ASSIGN_OR_RETURN(ProfileInfo info, upload_->Commit(expected_, core_.clock_.UnixSeconds()));
+    GiveBack();
     StoredProfile profile{.info = std::move(info), .models = {}, .frames = 0};
     core_.DescribeProfile(tenant_, &profile);
     return profile;
   }
 
  private:
+  void GiveBack() {
+    core_.profile_bytes_coming_ -= std::exchange(announced_bytes_, 0);
+    core_.reserved_bytes_ -= std::exchange(reserved_bytes_, 0);
+  }
+
   Engine::Core& core_;
   const TenantId tenant_;
-  const std::uint64_t reserved_bytes_;
+  const std::uint64_t total_bytes_;
+  std::uint64_t announced_bytes_ = 0;  // of profile_bytes_coming_
+  std::uint64_t reserved_bytes_ = 0;
   const ProfileId expected_;
   std::unique_ptr<ProfileStore::Upload> upload_;
 };
@@ -81,22 +108,9 @@ absl::StatusOr<std::unique_ptr<Engine::ProfileUpload>> Engine::Core::BeginProfil
   if (profiles_->Find(expected)) {
     return std::make_unique<KnownProfileUpload>(*this, tenant, expected);
   }
-  // Profiles are never evicted: blocks would go for one that cannot fit.
-  const std::uint64_t stored = profiles_->disk_bytes();
-  if (stored + total_bytes > options_.disk_limit_bytes / 2) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "total_bytes: ", total_bytes, " beside the ", stored,
-        " bytes of the profiles that are here; they may take half of disk_limit_bytes (",
-        options_.disk_limit_bytes, "): delete a profile, or give the store more"));
-  }
-  KV_RETURN_IF_ERROR(MakeRoom(total_bytes));
-  auto upload = profiles_->Begin(total_bytes);
-  if (!upload.ok()) {
-    reserved_bytes_ -= total_bytes;
-    return upload.status();
-  }
-  return std::make_unique<ProfileUploadHandle>(*this, tenant, total_bytes, expected,
-                                               *std::move(upload));
+  auto upload = std::make_unique<ProfileUploadHandle>(*this, tenant, total_bytes, expected);
+  KV_RETURN_IF_ERROR(upload->Begin());
+  return upload;
 }
 
 std::vector<StoredProfile> Engine::Core::ListProfiles(TenantId tenant) {

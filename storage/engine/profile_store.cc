@@ -1,5 +1,7 @@
 #include "storage/engine/profile_store.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <charconv>
 #include <string_view>
@@ -98,6 +100,7 @@ absl::Status ProfileStore::LoadFile(const std::string& name, const ProfileId& id
     notes_.push_back(absl::StrCat(
         "profile ", id.ToHex(), " is damaged and was removed; put it again (",
         header.ok() ? "its size is another one" : std::string(header.status().message()), ")"));
+    ++damaged_total_;
     return file_system_.Remove(PathOf(name));
   }
   absl::MutexLock lock(&mutex_);
@@ -114,7 +117,7 @@ absl::Status ProfileStore::LoadFile(const std::string& name, const ProfileId& id
 // ---- Putting
 
 absl::StatusOr<std::unique_ptr<ProfileStore::Upload>> ProfileStore::Begin(
-    std::uint64_t total_bytes) {
+    std::uint64_t total_bytes, std::function<absl::Status()> make_room) {
   if (total_bytes < kProfileBytesMin || total_bytes > kProfileBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("total_bytes: ", total_bytes, "; a profile has ",
                                                    kProfileBytesMin, " to ", kProfileBytesMax));
@@ -127,12 +130,18 @@ absl::StatusOr<std::unique_ptr<ProfileStore::Upload>> ProfileStore::Begin(
       PathOf(absl::StrCat(std::string(kUploadPrefix), RandomId<UploadId>().ToHex()));
   KV_ASSIGN_OR_RETURN(auto file, file_system_.Open(path, FileSystem::Mode::kCreateNew,
                                                    /*direct=*/false));
-  return absl::WrapUnique(new Upload(*this, total_bytes, path, std::move(file)));
+  return absl::WrapUnique(
+      new Upload(*this, total_bytes, std::move(make_room), path, std::move(file)));
 }
 
-ProfileStore::Upload::Upload(ProfileStore& store, std::uint64_t total_bytes, std::string path,
+ProfileStore::Upload::Upload(ProfileStore& store, std::uint64_t total_bytes,
+                             std::function<absl::Status()> make_room, std::string path,
                              std::unique_ptr<File> file)
-    : store_(store), total_bytes_(total_bytes), path_(std::move(path)), file_(std::move(file)) {
+    : store_(store),
+      total_bytes_(total_bytes),
+      make_room_(std::move(make_room)),
+      path_(std::move(path)),
+      file_(std::move(file)) {
   buffer_.reserve(kPieceBytes);
 }
 
@@ -170,6 +179,7 @@ absl::Status ProfileStore::Upload::CheckHead() {
     return absl::InvalidArgumentError(absl::StrCat(
         "total_bytes: ", total_bytes_, "; the profile's header says ", header->profile_bytes()));
   }
+  if (make_room_) KV_RETURN_IF_ERROR(make_room_());
   header_ = *std::move(header);
   return absl::OkStatus();
 }
@@ -277,6 +287,7 @@ void ProfileStore::DropDamaged(const ProfileInfo& info) {
     absl::MutexLock lock(&mutex_);
     ++damaged_total_;
   }
+  spdlog::warn("profile {} is damaged on the disk and was removed; put it again", info.id.ToHex());
   Remove(info.id).IgnoreError();
 }
 

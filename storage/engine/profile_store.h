@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -62,13 +63,14 @@ class ProfileStore {
 
    private:
     friend class ProfileStore;
-    Upload(ProfileStore& store, std::uint64_t total_bytes, std::string path,
-           std::unique_ptr<File> file);
+    Upload(ProfileStore& store, std::uint64_t total_bytes, std::function<absl::Status()> make_room,
+           std::string path, std::unique_ptr<File> file);
     absl::Status CheckHead();
     absl::Status Flush();
 
     ProfileStore& store_;
     const std::uint64_t total_bytes_;
+    const std::function<absl::Status()> make_room_;
     const std::string path_;
     std::unique_ptr<File> file_;
     ProfileDigest digest_;
@@ -79,7 +81,10 @@ class ProfileStore {
     std::vector<std::byte> buffer_;  // received, not written
   };
   // InvalidArgument: no profile is of this size. ResourceExhausted: too many are there.
-  absl::StatusOr<std::unique_ptr<Upload>> Begin(std::uint64_t total_bytes);
+  // `make_room`: called once, when the head is right and before anything is written; its error is
+  // that of Append or Commit.
+  absl::StatusOr<std::unique_ptr<Upload>> Begin(std::uint64_t total_bytes,
+                                                std::function<absl::Status()> make_room = nullptr);
 
   std::optional<ProfileInfo> Find(const ProfileId& id) const;
   std::vector<ProfileInfo> List() const;  // newest first

@@ -261,21 +261,26 @@ TEST(RequestChecksTest, PinsRetentionAndTheRest) {
   v1::PinRequest pin;
   pin.mutable_selection()->set_node_id(kId);
   pin.set_seconds(1);
-  ExpectRefused<v1::PinRequest>(pin, [&limits](const auto& r) { return CheckPin(r, limits); },
-                                {{"seconds", [](auto& r) { r.set_seconds(0); }},
-                                 {"pin_id: excludes", [](auto& r) { r.set_pin_id(kId); }},
-                                 {"pin_id",
-                                  [](auto& r) {
-                                    r.clear_selection();
-                                    r.set_pin_id("x");
-                                  }},
-                                 {"selection", [](auto& r) { r.clear_selection(); }}});
+  ExpectRefused<v1::PinRequest>(
+      pin, [&limits](const auto& r) { return CheckPin(r, limits); },
+      {{"seconds", [](auto& r) { r.set_seconds(0); }},
+       {"pin_id: excludes", [](auto& r) { r.set_pin_id(kId); }},
+       {"pin_id",
+        [](auto& r) {
+          r.clear_selection();
+          r.set_pin_id("x");
+        }},
+       {"selection.unused_for_seconds",
+        [](auto& r) { r.mutable_selection()->set_unused_for_seconds(1); }},
+       {"selection", [](auto& r) { r.clear_selection(); }}});
 
   v1::SetRetentionRequest retention;
   retention.mutable_selection()->set_all(true);
   ExpectRefused<v1::SetRetentionRequest>(
       retention, [&limits](const auto& r) { return CheckSetRetention(r, limits); },
       {{"priority", [](auto& r) { r.set_priority(16); }},
+       {"selection.unused_for_seconds",
+        [](auto& r) { r.mutable_selection()->set_unused_for_seconds(1); }},
        {"quality", [](auto& r) { r.set_quality(static_cast<v1::Quality>(6)); }},
        {"selection", [](auto& r) { r.clear_selection(); }}});
 

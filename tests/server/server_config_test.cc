@@ -112,6 +112,7 @@ TEST(ServerConfigTest, EachKindOfFaultIsRefusedWithItsSetting) {
       {{"--data_dir=/d", "--io_threads=many"}, "--io_threads: \"many\""},
       {{"--data_dir=/d", "--io_threads=0"}, "--io_threads: 0"},
       {{"--data_dir=/d", "--memory_tier_bytes=10GB"}, "KiB, MiB, GiB"},
+      {{"--data_dir=/d", "--memory_tier_bytes=1000TiB"}, "of this machine's memory"},
       {{"--data_dir=/d", "--memory_tier_bytes=-1"}, "--memory_tier_bytes: \"-1\""},
       {{"--data_dir=/d", "--memory_tier_bytes=1.5GiB"}, "--memory_tier_bytes"},
       {{"--data_dir=/d", "--memory_tier_bytes=99999999999TiB"}, "--memory_tier_bytes"},

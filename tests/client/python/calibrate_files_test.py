@@ -164,7 +164,7 @@ def test_a_missing_library_is_named_with_its_cure(tmp_path, monkeypatch, capsys)
     monkeypatch.delattr(kvtrie.calibrate, "run", raising=False)
     monkeypatch.setattr(sys, "argv", ["calibrate", "m", "--text", "t", "--out", str(tmp_path / "o.kvp")])
     assert kvtrie.calibrate.__main__.main() == 1
-    assert "pip install 'kvtrie[calibrate]'" in capsys.readouterr().err
+    assert "pip install './client/python[calibrate]'" in capsys.readouterr().err
 
 
 def _parse(tmp_path, *arguments):

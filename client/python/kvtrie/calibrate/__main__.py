@@ -12,7 +12,7 @@ def main() -> int:
         try:
             from kvtrie.calibrate import run  # torch takes seconds to load, and --help does not need it
         except ImportError as missing:
-            raise KvtrieError(f"{missing}: pip install 'kvtrie[calibrate]'") from missing
+            raise KvtrieError(f"{missing}: pip install './client/python[calibrate]'") from missing
         return run.calibrate(parsed)
     except KvtrieError as error:
         print(f"kvtrie.calibrate: {error}", file=sys.stderr)

@@ -36,7 +36,7 @@ def draw(rows: Sequence[Figures], path: pathlib.Path, title: str) -> None:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError as error:
-        raise KvtrieError("--png needs matplotlib: pip install 'kvtrie[calibrate]'") from error
+        raise KvtrieError("--png needs matplotlib: pip install './client/python[calibrate]'") from error
     figure, axes = pyplot.subplots(figsize=(7, 5), layout="constrained")
     for group in dict.fromkeys(row.group for row in rows):
         of_group = sorted((row for row in rows if row.group == group), key=lambda row: row.bits_per_component)
