@@ -64,16 +64,9 @@ absl::StatusOr<std::vector<EncodedFrame>> FrameCodec::EncodeWithProfile(
   std::vector<EncodedFrame> frames;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     // Too many tokens that must be kept as they are.
-    if (encoded[i].body.empty()) {
-      frames.push_back(EncodeLosslessly(blocks[i]));
-      continue;
-    }
-    frames.push_back(Frame(codec, quality, encoded[i].body, encoded[i].section_bytes));
-    // KV that is unlike what the profile was fitted to.
-    if (quality != Quality::kExact && encoded[i].body.size() > blocks[i].raw.size() / 2) {
-      EncodedFrame exact = EncodeLosslessly(blocks[i]);
-      if (exact.bytes.size() <= frames.back().bytes.size()) frames.back() = std::move(exact);
-    }
+    frames.push_back(encoded[i].body.empty()
+                         ? EncodeLosslessly(blocks[i])
+                         : Frame(codec, quality, encoded[i].body, encoded[i].section_bytes));
   }
   return frames;
 }

@@ -31,7 +31,7 @@ struct FrameToDecode {
 
 // Blocks of one model as frames, and back, whatever codec they are of. What a codec cannot do falls
 // to one that can: a level that the profile has not, or a model without a profile, is coded without
-// loss, and so is a block that takes no more room then; a frame never holds less than was asked for.
+// loss; a frame never holds less than was asked for.
 //
 // Immutable, thread-safe.
 class FrameCodec {

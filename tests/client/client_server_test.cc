@@ -27,6 +27,7 @@
 #include "storage/codec/frame.h"
 #include "storage/codec/profile_header.h"
 #include "tests/client/server_process.h"
+#include "tests/storage/codec/plain_profile_bytes.h"
 
 namespace kvtrie {
 namespace {
@@ -512,7 +513,12 @@ TEST_F(CliServerTest, OperatorFindsKeepsAndRemovesWhatIsStored) {
 TEST_F(CliServerTest, OperatorKeepsProfiles) {
   const std::string folder = ::testing::TempDir() + "/kvtrie-profiles";
   std::filesystem::create_directories(folder);
-  const auto profile = MakeProfile(5000, 7);
+  const auto junk = MakeProfile(5000, 7);
+  const auto profile = ProfileBytes(PlainProfile(Spec()));
+  std::ofstream(folder + "/junk", std::ios::binary)
+      .write(reinterpret_cast<const char*>(junk.data()), static_cast<std::streamsize>(junk.size()));
+  EXPECT_EQ(RunKvtrie({"profile", "put", folder + "/junk"}), ExitCode::kFailed);
+  EXPECT_THAT(err_.str(), ::testing::HasSubstr("junk: cannot be used: "));
   std::ofstream(folder + "/profile", std::ios::binary)
       .write(reinterpret_cast<const char*>(profile.data()),
              static_cast<std::streamsize>(profile.size()));
@@ -523,9 +529,9 @@ TEST_F(CliServerTest, OperatorKeepsProfiles) {
   ASSERT_EQ(RunKvtrie({"profiles"}), ExitCode::kOk) << err_.str();
   EXPECT_THAT(out_.str(), ::testing::AllOf(::testing::HasSubstr(id),
                                            ::testing::HasSubstr("LEVELS (BITS/COMPONENT)"),
-                                           ::testing::ContainsRegex("high 3\\.00 ")));
+                                           ::testing::ContainsRegex("high 4\\.00")));
   ASSERT_EQ(RunKvtrie({"profiles", "--json"}), ExitCode::kOk);
-  EXPECT_EQ(Json()["profiles"][0]["profile_bytes"], 5000);
+  EXPECT_EQ(Json()["profiles"][0]["profile_bytes"], profile.size());
   EXPECT_EQ(Json()["profiles"][0]["levels"][0]["quality"], "high");
   EXPECT_EQ(Json()["profiles"][0]["frames"], 0);
   ASSERT_EQ(RunKvtrie({"profile", "get", id, folder + "/copy"}), ExitCode::kOk) << err_.str();
