@@ -173,8 +173,7 @@ struct Vocabulary {
 // Of a file: token ids (u32), then for each f32 K (before RoPE) and V of layer 0.
 absl::StatusOr<Vocabulary> ReadVocabulary(std::span<const PlaneShape> planes,
                                           const std::string& path) {
-  std::size_t width = 0;
-  for (const PlaneShape& plane : planes) width += plane.layer == 0 ? plane.components() : 0;
+  const std::size_t width = FirstLayerComponents(planes);
   Vocabulary vocabulary;
   KV_ASSIGN_OR_RETURN(vocabulary.file, MappedFile::Open(path));
   KV_ASSIGN_OR_RETURN(const auto words, NumbersOf<std::uint32_t>(vocabulary.file, path));

@@ -155,10 +155,7 @@ absl::Status Fit::CheckMaterial() const {
 
 absl::Status Fit::CheckVocabulary() const {
   const VocabularyRows& vocabulary = options_.vocabulary;
-  std::size_t width = 0;
-  for (const PlaneShape& plane : profile_.planes) {
-    width += plane.layer == 0 ? plane.components() : 0;
-  }
+  const std::size_t width = FirstLayerComponents(profile_.planes);
   if (vocabulary.rows.size() != vocabulary.tokens.size() * width) {
     return absl::InvalidArgumentError(absl::StrCat(
         "fit: vocabulary: ", vocabulary.rows.size(), " numbers for ", vocabulary.tokens.size(),

@@ -97,14 +97,6 @@ std::size_t InputComponents(const ResidualProfile& profile, std::uint32_t plane)
   return count;
 }
 
-std::uint32_t FirstLayerComponents(const ResidualProfile& profile) {
-  std::uint32_t count = 0;
-  for (const PlaneShape& plane : profile.planes) {
-    if (plane.layer == 0) count += plane.components();
-  }
-  return count;
-}
-
 bool PlanesAreInOrder(const std::vector<PlaneShape>& planes) {
   std::size_t components = 0;
   for (std::size_t i = 0; i < planes.size(); ++i) {
@@ -183,7 +175,8 @@ void Fields(Archive& archive, Profile& profile) {
 
   archive.Count(profile.table_tokens, kTableTokensMax);
   archive.Array(profile.table_tokens, profile.table_tokens.size());
-  archive.Array(profile.table_rows, profile.table_tokens.size() * FirstLayerComponents(profile));
+  archive.Array(profile.table_rows,
+                profile.table_tokens.size() * FirstLayerComponents(profile.planes));
   archive.Value(profile.has_first_token);
   archive.Value(profile.first_token);
   archive.Array(profile.first_rows, profile.has_first_token ? profile.component_count() : 0);
@@ -219,6 +212,14 @@ bool AllPositive(const std::vector<float>& values) {
 }
 
 }  // namespace
+
+std::size_t FirstLayerComponents(std::span<const PlaneShape> planes) {
+  std::size_t count = 0;
+  for (const PlaneShape& plane : planes) {
+    if (plane.layer == 0) count += plane.components();
+  }
+  return count;
+}
 
 std::vector<PlaneShape> PlanesOf(const ModelSpec& spec) {
   const KvGeometry geometry(spec);
@@ -351,7 +352,7 @@ absl::Status ResidualProfile::CheckConsistency() const {
       table_tokens.end()) {
     return Bad("token table");
   }
-  if (table_rows.size() != table_tokens.size() * FirstLayerComponents(*this)) {
+  if (table_rows.size() != table_tokens.size() * FirstLayerComponents(planes)) {
     return Bad("rows of the token table");
   }
   if (first_rows.size() != (has_first_token ? component_count() : 0) || !AllFinite(first_rows)) {

@@ -136,6 +136,8 @@ struct ResidualProfile {
 
 // The planes of a model, in decode order.
 std::vector<PlaneShape> PlanesOf(const ModelSpec& spec);
+// Of K and V of layer 0: the width of a row of the token table.
+std::size_t FirstLayerComponents(std::span<const PlaneShape> planes);
 
 // Sum over the planes that an input stands for, given the planes before; 0 where there are none.
 // `plane` reads nothing that is decoded after it.

@@ -65,10 +65,7 @@ void FitTokenTable(const FitRows& rows, const VocabularyRows& vocabulary, std::s
   const ChosenTokens chosen = ChooseTokens(rows, vocabulary.tokens, tokens_max);
   profile.table_tokens.clear();
   for (const auto& [token, _] : chosen) profile.table_tokens.push_back(token);
-  std::size_t width = 0;
-  for (const PlaneShape& plane : profile.planes) {
-    width += plane.layer == 0 ? plane.components() : 0;
-  }
+  const std::size_t width = FirstLayerComponents(profile.planes);
   profile.table_rows.assign(chosen.size() * width, 0);
   std::size_t first = 0;
   for (std::uint32_t i = 0; i < profile.planes.size() && profile.planes[i].layer == 0; ++i) {

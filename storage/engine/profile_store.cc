@@ -96,6 +96,7 @@ absl::Status ProfileStore::LoadFile(const std::string& name, const ProfileId& id
     return absl::FailedPreconditionError(
         absl::StrCat("data_dir: profile ", id.ToHex(), " was written by a newer version"));
   }
+  absl::MutexLock lock(&mutex_);
   if (!header.ok() || header->profile_bytes() != size) {
     notes_.push_back(absl::StrCat(
         "profile ", id.ToHex(), " is damaged and was removed; put it again (",
@@ -103,7 +104,6 @@ absl::Status ProfileStore::LoadFile(const std::string& name, const ProfileId& id
     ++damaged_total_;
     return file_system_.Remove(PathOf(name));
   }
-  absl::MutexLock lock(&mutex_);
   // A second file of one profile cannot come from here; the older one stays.
   if (entries_.contains(id)) {
     foreign_files_.push_back(name);
