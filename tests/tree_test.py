@@ -63,7 +63,14 @@ WITHOUT_OWN_TEST = {
     "server/server_main.cc": "tests/model/main_job_test.py",
     # One source, built for each instruction set.
     "storage/codec/codec_kernels_*.cc": "tests/storage/codec/codec_kernels_test.cc",
-    # A part of the engine's class.
+    # Parts of the engine's class.
+    "storage/engine/engine_describe.cc": "tests/storage/engine/engine_test.cc",
+    "storage/engine/engine_eviction.cc": "tests/storage/engine/engine_space_test.cc",
+    "storage/engine/engine_lookup.cc": "tests/storage/engine/engine_test.cc",
+    "storage/engine/engine_paths.cc": "tests/storage/engine/engine_test.cc",
+    "storage/engine/engine_publish.cc": "tests/storage/engine/engine_put_test.cc",
+    "storage/engine/engine_removal.cc": "tests/storage/engine/engine_space_test.cc",
+    "storage/engine/engine_sync.cc": "tests/storage/engine/engine_disk_test.cc",
     "storage/engine/engine_verify.cc": "tests/storage/engine/engine_recovery_test.cc",
 }
 

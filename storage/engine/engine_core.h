@@ -105,10 +105,14 @@ class Engine::Core {
   absl::StatusOr<ModelInfo> RegisterModel(TenantId tenant, const ModelSpec& spec);
   absl::StatusOr<ModelInfo> GetModel(TenantId tenant, const ModelId& id);
   std::vector<ModelInfo> ListModels(TenantId tenant);
+
+  // --- engine_lookup.cc ---
   // nullopt only when `may_block` is false.
   std::optional<absl::StatusOr<LookupResult>> Lookup(TenantId tenant, const LookupQuery& query,
                                                      bool may_block);
   void ReleaseLease(TenantId tenant, const LeaseId& lease);
+
+  // --- engine_paths.cc ---
   absl::StatusOr<std::uint32_t> Touch(TenantId tenant, const Selection& selection);
   absl::StatusOr<PinInfo> Pin(TenantId tenant, const Selection& selection,
                               std::chrono::seconds duration);
@@ -118,6 +122,8 @@ class Engine::Core {
   std::vector<PinInfo> ListPins(TenantId tenant);
   absl::StatusOr<RetentionChange> SetRetention(TenantId tenant, const Selection& selection,
                                                const Retention& retention);
+
+  // --- engine_describe.cc ---
   absl::StatusOr<std::vector<NodeInfo>> ListChildren(TenantId tenant, const ModelId& model,
                                                      const TrieNodeId& parent,
                                                      const TrieNodeId& after, std::size_t count);
@@ -149,8 +155,10 @@ class Engine::Core {
   absl::StatusOr<std::unique_ptr<PutSession>> BeginPut(TenantId tenant, const PutAnnouncement& put);
   bool Drain(std::chrono::milliseconds deadline);
 
-  // --- engine_space.cc ---
+  // --- engine_removal.cc ---
   absl::StatusOr<DeletedCount> Delete(TenantId tenant, const Selection& selection);
+
+  // --- engine_sync.cc ---
   void RunMaintenance();
 
   // --- engine_verify.cc ---
@@ -204,16 +212,17 @@ class Engine::Core {
 
   enum class RemovalReason { kEvicted, kExpired, kDeleted, kCorrupt };
 
-  // When what gets `ttl` now is to end; 0 = never. Ends that a row cannot hold are as good as never
-  // coming.
-  std::uint32_t ExpiryOf(std::chrono::seconds ttl) const;
   std::uint32_t NowSeconds() const { return static_cast<std::uint32_t>(clock_.UnixSeconds()); }
 
   // engine.cc
   absl::StatusOr<ModelSlot> FindRegistered(TenantId tenant, const ModelId& model) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   ModelInfo DescribeModel(ModelSlot slot) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  NodeInfo Describe(NodeRef ref) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // What the frames of a node take on disk; an estimate where there are two.
+  std::uint64_t StoredBytes(const IndexNode& node) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  std::uint64_t RawFrameBytes(ModelSlot slot) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+
+  // engine_lookup.cc
   // The walk of a registered model, with unverified blocks compared with their rows. nullopt: that
   // is needed, and `may_block` is false.
   struct Walked {
@@ -228,21 +237,32 @@ class Engine::Core {
   std::size_t CompareWithRows(const std::vector<std::pair<NodeRef, TrieNodeId>>& nodes,
                               const std::vector<std::uint32_t>& unverified, TenantId tenant,
                               const HashedPath& path);
+
+  // engine_paths.cc
+  // The nodes that a selection of a single path means, deepest last. Empty: nothing is stored.
+  absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> SelectPath(
+      TenantId tenant, const Selection& selection);
+  static absl::Status NothingSelected() {
+    return absl::NotFoundError("selection: nothing of it is stored");
+  }
+  // When what gets `ttl` now is to end; 0 = never. Ends that a row cannot hold are as good as never
+  // coming.
+  std::uint32_t ExpiryOf(std::chrono::seconds ttl) const;
   absl::Status SetRetentionOf(TenantId tenant,
                               std::span<const std::pair<NodeRef, TrieNodeId>> nodes,
                               const Retention& retention, RetentionChange* change);
+
+  // engine_describe.cc
+  NodeInfo Describe(NodeRef ref) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   absl::Status CollectChildren(TenantId tenant, const ModelId& model, const TrieNodeId& parent,
                                const TrieNodeId& after, std::size_t count,
                                std::vector<NodeInfo>* infos);
-  // What the frames of a node take on disk; an estimate where there are two.
-  std::uint64_t StoredBytes(const IndexNode& node) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  std::uint64_t RawFrameBytes(ModelSlot slot) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  // DataLoss: it is not there, or damaged.
-  absl::StatusOr<NodeRow> ReadRow(TenantId tenant, const TrieNodeId& node);
   // Completes descriptions of nodes that hold two frames.
   void DescribeOtherFrames(TenantId tenant, std::vector<NodeInfo>* infos);
 
   // engine_read.cc
+  // DataLoss: it is not there, or damaged.
+  absl::StatusOr<NodeRow> ReadRow(TenantId tenant, const TrieNodeId& node);
   bool IsReadable(CodecId codec, ReadAs as) const {
     return as == ReadAs::kFrame || codec == CodecId::kRaw || decoder_ != nullptr;
   }
@@ -262,9 +282,6 @@ class Engine::Core {
   absl::StatusOr<LoadedFrame> ReadFromDisk(const StoredFrame& frame);
   // Whether the node still names this frame.
   bool IsCurrent(const StoredFrame& frame);
-  // The nodes that a selection of a single path means, deepest last. Empty: nothing is stored.
-  absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> SelectPath(
-      TenantId tenant, const Selection& selection);
 
   // engine_put.cc
   void WriteBlocks(std::shared_ptr<TriePutSession> session,
@@ -280,13 +297,15 @@ class Engine::Core {
                         PutSession::FinishedBlock& finished);
   // Writes records behind each other, and says in the items where each is or why it is not.
   void WriteRecords(std::span<const RecordToWrite> group);
+  // That the profile of the item's frame, if it has one, is here and is for it.
+  absl::Status CheckProfile(const PublishItem& item) const;
+
+  // engine_publish.cc
   void Enqueue(std::vector<PublishItem> items);
   // Returns what has to wait for what this group has published: it is the next group.
   std::vector<PublishItem> PublishGroup(std::vector<PublishItem> group,
                                         std::vector<Outcome>* outcomes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  // That the profile of the item's frame, if it has one, is here and is for it.
-  absl::Status CheckProfile(const PublishItem& item) const;
   // What becomes of a frame for a node that is there already.
   enum class Arrival { kNew, kUpgrade, kDuplicate };
   Arrival ArrivalOf(const IndexNode& node, const PublishItem& item) const
@@ -301,42 +320,7 @@ class Engine::Core {
   absl::Status MakeRoom(std::uint64_t bytes);
   bool FitsTheDisk(std::uint64_t bytes) const;
   std::uint64_t DiskBytes() const;
-  // Removes nodes, children before parents. `refs` must be closed downwards by then.
-  absl::Status Unlink(const std::vector<NodeRef>& refs, RemovalReason reason, DeletedCount* count)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> NamedPath(TenantId tenant,
-                                                                        const PathView& path);
-  absl::StatusOr<absl::flat_hash_set<TrieNodeId>> EndsOfOtherSessions(
-      TenantId tenant, std::string_view session_id,
-      const std::vector<std::pair<NodeRef, TrieNodeId>>& path);
-  // What eviction may take.
-  enum class Victims { kFramesThenLeaves, kLeaves };
-  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes, Victims which);
-  std::vector<NodeRef> ChooseTwoFrameNodes(std::uint64_t bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  // Drops the larger frame of each node that has two.
-  absl::Status DropOtherFrames(const std::vector<NodeRef>& refs, std::uint64_t* freed_bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  // The frames of a node; what the index knows of them where the row cannot be read.
-  std::vector<RungRow> RungsOf(NodeRef ref) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  // Frames that no row names any more: freed after the next sync.
-  void FreeLater(const std::vector<PayloadLocation>& locations);
-  absl::Status WriteRemoval(const MetaBatch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  std::vector<NodeRef> ChooseVictims(std::uint64_t bytes) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  double RetentionValue(const IndexNode& node, std::uint64_t bytes, std::uint32_t now_seconds) const
-      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  void CollectSubtree(NodeRef root, std::vector<NodeRef>* children_first) const
-      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  // Counts, logs and unlinks a frame that failed its check with `why`.
-  void OnDamagedFrame(const StoredFrame& frame, const absl::Status& why);
-  void DropDamagedFrame(const StoredFrame& frame);
-  void ExpireNodes();
-  // What is held, and all above it.
-  absl::flat_hash_set<NodeRef> HeldPaths() const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  void DropEndedPins();
-  void SweepSessions();
-  absl::Status SyncAndFree();
-  void RunSyncer();
+  absl::Status WriteMeta(const MetaBatch& batch);
   // What keeps the store from serving in full; bits of degraded_.
   enum class Degradation : unsigned {
     kDiskFull,
@@ -348,12 +332,55 @@ class Engine::Core {
   };
   void SetDegraded(Degradation what, bool is_so);
   std::vector<std::string> DegradedReasons() const;
-  absl::Status WriteMeta(const MetaBatch& batch);
   std::uint64_t BallastBytes() const;
   void KeepBallast() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   // False: it was gone already.
   bool DropBallast() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void CountMetaBytes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+
+  // engine_eviction.cc
+  // What eviction may take.
+  enum class Victims { kFramesThenLeaves, kLeaves };
+  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes, Victims which);
+  std::vector<NodeRef> ChooseTwoFrameNodes(std::uint64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // Drops the larger frame of each node that has two.
+  absl::Status DropOtherFrames(const std::vector<NodeRef>& refs, std::uint64_t* freed_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  std::vector<NodeRef> ChooseVictims(std::uint64_t bytes) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  double RetentionValue(const IndexNode& node, std::uint64_t bytes, std::uint32_t now_seconds) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // What is held, and all above it.
+  absl::flat_hash_set<NodeRef> HeldPaths() const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+
+  // engine_removal.cc
+  // Nodes per batch when many are changed: bounds how long others wait for their turn.
+  static constexpr std::size_t kRemovalsPerBatch = 1024;
+  // Removes nodes, children before parents. `refs` must be closed downwards by then.
+  absl::Status Unlink(const std::vector<NodeRef>& refs, RemovalReason reason, DeletedCount* count)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // The frames of a node; what the index knows of them where the row cannot be read.
+  std::vector<RungRow> RungsOf(NodeRef ref) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // Frames that no row names any more: freed after the next sync.
+  void FreeLater(const std::vector<PayloadLocation>& locations);
+  absl::Status WriteRemoval(const MetaBatch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  void CollectSubtree(NodeRef root, std::vector<NodeRef>* children_first) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> NamedPath(TenantId tenant,
+                                                                        const PathView& path);
+  absl::StatusOr<absl::flat_hash_set<TrieNodeId>> EndsOfOtherSessions(
+      TenantId tenant, std::string_view session_id,
+      const std::vector<std::pair<NodeRef, TrieNodeId>>& path);
+  // Counts, logs and unlinks a frame that failed its check with `why`.
+  void OnDamagedFrame(const StoredFrame& frame, const absl::Status& why);
+  void DropDamagedFrame(const StoredFrame& frame);
+  void ExpireNodes();
+  void DropEndedPins();
+  void SweepSessions();
+
+  // engine_sync.cc
+  absl::Status SyncAndFree();
+  void RunSyncer();
 
   // engine_recovery.cc
   absl::Status OpenStores(const OpenProgress& progress);

@@ -36,8 +36,8 @@ struct EngineOptions {
   // Index of nodes; about 100 bytes each. When it is full, least valuable leaves go.
   std::uint64_t index_bytes_max = std::uint64_t{2} << 30;
 
-  // Codecs, made of profiles, that are kept to decode blocks for clients that want raw KV. One takes
-  // about twice its profile; one more is kept than fits, if it is alone.
+  // Codecs, made of profiles, that are kept to decode blocks for clients that want raw KV. One
+  // takes about twice its profile; one more is kept than fits, if it is alone.
   std::uint64_t codec_memory_bytes = std::uint64_t{512} << 20;
   // Threads that decode for those clients. Clients that decode themselves cost the server nothing.
   unsigned decode_threads = 2;

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "storage/base/byte_reader.h"
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"

@@ -31,11 +31,13 @@ struct EngineStats {
   std::uint64_t read_errors_total = 0;
   std::uint64_t decoded_blocks_total = 0;
   std::uint64_t undecoded_blocks_total = 0;  // asked for raw, and there is no decoder here
-  std::uint64_t decode_errors_total = 0;      // of them:
-  std::uint64_t undecodable_frames_total = 0;  // damaged in a way that only a decoder finds; dropped
-  std::uint64_t missing_profiles_total = 0;    // blocks whose profile is not stored
-  std::uint64_t unusable_profiles_total = 0;   // blocks whose profile cannot be read, or does not fit
-  std::uint64_t codec_hits_total = 0;          // codecs, made of profiles: found in memory
+  std::uint64_t decode_errors_total = 0;     // of them:
+  std::uint64_t undecodable_frames_total =
+      0;                                     // damaged in a way that only a decoder finds; dropped
+  std::uint64_t missing_profiles_total = 0;  // blocks whose profile is not stored
+  std::uint64_t unusable_profiles_total =
+      0;                               // blocks whose profile cannot be read, or does not fit
+  std::uint64_t codec_hits_total = 0;  // codecs, made of profiles: found in memory
   std::uint64_t codec_builds_total = 0;
   std::uint64_t damaged_profiles_total = 0;  // failed their check; dropped, never served
   // Blocks put: attempted = stored + duplicate + failed.
@@ -86,7 +88,7 @@ struct EngineStats {
   // ...).
   std::vector<std::string> degraded;
 
-  std::vector<CodecUsage> codecs;  // of kAllCodecs
+  std::vector<CodecUsage> codecs;   // of kAllCodecs
   double decode_seconds_total = 0;  // over all threads
 };
 

@@ -3,7 +3,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "storage/base/status_macros.h"
 #include "storage/engine/engine_core.h"
 #include "storage/meta/meta_keys.h"
 

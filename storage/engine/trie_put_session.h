@@ -20,6 +20,9 @@ namespace kvtrie {
 // it.
 class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
  public:
+  // As a block index: the caller has dropped its session.
+  static constexpr std::uint32_t kClose = 0xffffffffu;
+
   enum class State : std::uint8_t {
     kMissing,
     kPending,  // its row is being written

@@ -85,6 +85,11 @@ struct IndexNode {
   bool any_serves(Quality min_quality) const {
     return serves(min_quality) || only_other_serves(min_quality);
   }
+  std::optional<Quality> quality_on(Rung rung) const {
+    if (!has_frame()) return std::nullopt;
+    if (RungOf(codec()) == rung) return quality();
+    return has_other() ? std::optional(other_quality()) : std::nullopt;
+  }
   bool expired(std::uint32_t now_seconds) const {
     return expires_seconds != 0 && expires_seconds <= now_seconds;
   }
