@@ -14,7 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "server/metrics.h"
 #include "storage/base/status_macros.h"
-#include "storage/engine/profile_block_decoder.h"
+#include "storage/engine/profile_block_codec.h"
 
 namespace kvtrie {
 namespace {
@@ -70,14 +70,14 @@ KvServer::KvServer(const ServerConfig& config, Clock& clock)
 absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(const ServerConfig& config,
                                                           Clock& clock) {
   return Start(config, clock,
-               std::make_shared<ProfileBlockDecoder>(config.engine.codec_memory_bytes));
+               std::make_shared<ProfileBlockCodec>(config.engine.codec_memory_bytes));
 }
 
 absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(
-    const ServerConfig& config, Clock& clock, std::shared_ptr<const BlockDecoder> decoder) {
+    const ServerConfig& config, Clock& clock, std::shared_ptr<const BlockCodec> codec) {
   std::unique_ptr<KvServer> server(new KvServer(config, clock));
   KV_RETURN_IF_ERROR(server->StartHttp());
-  KV_RETURN_IF_ERROR(server->OpenStore(std::move(decoder)));
+  KV_RETURN_IF_ERROR(server->OpenStore(std::move(codec)));
   KV_RETURN_IF_ERROR(server->StartServices());
   server->LogStart();
   return server;
@@ -113,7 +113,7 @@ absl::Status KvServer::StartHttp() {
   return absl::OkStatus();
 }
 
-absl::Status KvServer::OpenStore(std::shared_ptr<const BlockDecoder> decoder) {
+absl::Status KvServer::OpenStore(std::shared_ptr<const BlockCodec> codec) {
   const auto tell = [this](std::uint64_t done, std::string_view what) {
     std::string progress = absl::StrCat("starting: ", std::string(what), ", ", done);
     spdlog::info("{}", progress);
@@ -121,7 +121,7 @@ absl::Status KvServer::OpenStore(std::shared_ptr<const BlockDecoder> decoder) {
     start_progress_ = std::move(progress);
   };
   KV_ASSIGN_OR_RETURN(engine_,
-                      Engine::OpenEmbedded(config_.engine, clock_, tell, std::move(decoder)));
+                      Engine::OpenEmbedded(config_.engine, clock_, tell, std::move(codec)));
   open_engine_ = engine_.get();
   const RecoveryReport& recovery = engine_->recovery();
   spdlog::info(

@@ -46,13 +46,13 @@ struct BoundAddresses {
 // finish, or are cancelled when half of the grace time is over -> store closes.
 class KvServer {
  public:
-  // With a decoder of all codecs. Errors: those of Engine::OpenEmbedded; Unavailable when an address
+  // with all codecs. Errors: those of Engine::OpenEmbedded; Unavailable when an address
   // cannot be bound.
   static absl::StatusOr<std::unique_ptr<KvServer>> Start(const ServerConfig& config,
                                                          Clock& clock = SystemClock());
-  // `decoder` may be null: then coded blocks are served as frames only.
+  // `codec` may be null: then coded blocks are served as frames only.
   static absl::StatusOr<std::unique_ptr<KvServer>> Start(
-      const ServerConfig& config, Clock& clock, std::shared_ptr<const BlockDecoder> decoder);
+      const ServerConfig& config, Clock& clock, std::shared_ptr<const BlockCodec> codec);
   // Stops at once if Stop was not called.
   ~KvServer();
 
@@ -72,7 +72,7 @@ class KvServer {
   KvServer(const ServerConfig& config, Clock& clock);
 
   absl::Status StartHttp();
-  absl::Status OpenStore(std::shared_ptr<const BlockDecoder> decoder);
+  absl::Status OpenStore(std::shared_ptr<const BlockCodec> codec);
   absl::Status StartServices();
   absl::Status BuildDataServer();
   absl::Status BuildAdminServer();

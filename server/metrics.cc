@@ -67,6 +67,15 @@ constexpr StatMetric kCounters[] = {
      &EngineStats::token_cache_misses_total},
     {"kvtrie_syncs_total", "Syncs of the store.", &EngineStats::syncs_total},
     {"kvtrie_sync_errors_total", "Syncs that failed.", &EngineStats::sync_errors_total},
+    {"kvtrie_recoded_blocks_total", "Exact blocks that got a coded frame in the background.",
+     &EngineStats::recoded_blocks_total},
+    {"kvtrie_recoded_raw_bytes_total", "What those blocks are raw.",
+     &EngineStats::recoded_raw_bytes_total},
+    {"kvtrie_recoded_bytes_total", "Bytes of their coded frames.",
+     &EngineStats::recoded_bytes_total},
+    {"kvtrie_recode_failed_blocks_total",
+     "Blocks that were to be coded in the background and could not be.",
+     &EngineStats::recode_failed_blocks_total},
 };
 
 constexpr StatMetric kGauges[] = {
@@ -92,6 +101,8 @@ constexpr StatMetric kGauges[] = {
     {"kvtrie_leases", "Leases.", &EngineStats::lease_count},
     {"kvtrie_pins", "Pins.", &EngineStats::pin_count},
     {"kvtrie_pinned_bytes", "Bytes that pins hold.", &EngineStats::pinned_bytes},
+    {"kvtrie_recode_waiting_blocks", "Exact blocks that wait to be coded in the background.",
+     &EngineStats::recode_waiting_blocks},
     {"kvtrie_pending_free_bytes", "Unlinked, not given back yet.",
      &EngineStats::pending_free_bytes},
     {"kvtrie_io_queue_length", "Requests that wait for the disk.", &EngineStats::io_queue_length},
@@ -169,6 +180,9 @@ std::vector<prometheus::MetricFamily> ToMetrics(const EngineStats& stats) {
   families.push_back(Family("kvtrie_decode_seconds_total",
                             "Time spent in decoding blocks, over all threads.",
                             prometheus::MetricType::Counter, stats.decode_seconds_total));
+  families.push_back(Family("kvtrie_recode_seconds_total",
+                            "CPU time spent in coding blocks in the background.",
+                            prometheus::MetricType::Counter, stats.recode_seconds_total));
   families.push_back(Family("kvtrie_degraded",
                             "1 when the store does not serve in full (see GetStatus or /readyz).",
                             prometheus::MetricType::Gauge, stats.degraded.empty() ? 0 : 1));

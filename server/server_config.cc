@@ -117,6 +117,12 @@ ABSL_FLAG(ByteSize, codec_memory_bytes, ByteSize{512 * kMiB},
           "model's profile.");
 ABSL_FLAG(std::uint32_t, decode_threads, 2,
           "Threads that decode for those clients. Clients that decode themselves need none.");
+ABSL_FLAG(
+    std::string, recode_level, "off",
+    "near-exact, high or small: exact blocks of models with a profile get a coded frame of this "
+    "level in the background, and when space is needed the exact ones go first. For fleets "
+    "whose readers take that level. off: blocks stay as they were put.");
+ABSL_FLAG(std::uint32_t, recode_cpu_percent, 25, "Share of one core for that, at most.");
 ABSL_FLAG(std::uint32_t, io_threads, 4, "Threads that read and write the disk.");
 ABSL_FLAG(std::uint32_t, io_queue_max, 4096,
           "Requests that may wait for those threads; more are refused with UNAVAILABLE.");
@@ -296,6 +302,15 @@ class ConfigBuilder {
     engine->codec_memory_bytes = absl::GetFlag(FLAGS_codec_memory_bytes).bytes;
     engine->decode_threads =
         Between("decode_threads", absl::GetFlag(FLAGS_decode_threads), 1u, 256u);
+    const std::string level = OneOf("recode_level", absl::GetFlag(FLAGS_recode_level),
+                                    {"off", "near-exact", "high", "small"});
+    if (level != "off") {
+      engine->recode_quality = level == "near-exact" ? Quality::kNearExact
+                               : level == "high"     ? Quality::kHigh
+                                                     : Quality::kSmall;
+    }
+    engine->recode_cpu_percent =
+        Between("recode_cpu_percent", absl::GetFlag(FLAGS_recode_cpu_percent), 1u, 100u);
     engine->io_threads = Between("io_threads", absl::GetFlag(FLAGS_io_threads), 1u, 256u);
     engine->io_queue_max = Between("io_queue_max", absl::GetFlag(FLAGS_io_queue_max), 1u, 1u << 20);
     engine->sync_interval = Milliseconds("sync_interval", absl::GetFlag(FLAGS_sync_interval),

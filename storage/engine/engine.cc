@@ -61,12 +61,12 @@ NodeFrames FramesOf(const NodeRow& row) {
 }
 
 Engine::Core::Core(const EngineOptions& options, Clock& clock,
-                   std::shared_ptr<const BlockDecoder> decoder)
+                   std::shared_ptr<const BlockCodec> codec)
     : options_(options),
       clock_(clock),
       events_(NewEpoch(), options.event_log_max),
       put_budget_(options.put_memory_bytes),
-      decoder_(std::move(decoder)),
+      codec_(std::move(codec)),
       tier_(options.memory_tier_bytes),
       index_(options.token_cache_bytes) {}
 
@@ -74,6 +74,11 @@ Engine::Core::~Core() {
   // Opening failed: nothing is under way, and the payload store may not take frees yet.
   closing_ = true;
   if (prefaulter_.joinable()) prefaulter_.join();
+  {
+    absl::MutexLock lock(&recode_ending_mutex_);
+    recode_ending_ = true;
+  }
+  if (recoder_.joinable()) recoder_.join();
   if (!opened_) return;
   // Pools run out first, and stay: their work may post to one another and hand things to the
   // syncer.
@@ -159,9 +164,9 @@ std::vector<ModelInfo> Engine::Core::ListModels(TenantId tenant) {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::OpenEmbedded(
     const EngineOptions& options, Clock& clock, const OpenProgress& progress,
-    std::shared_ptr<const BlockDecoder> decoder) {
+    std::shared_ptr<const BlockCodec> codec) {
   KV_RETURN_IF_ERROR(options.Validate());
-  auto core = std::make_unique<Core>(options, clock, std::move(decoder));
+  auto core = std::make_unique<Core>(options, clock, std::move(codec));
   KV_RETURN_IF_ERROR(core->Open(progress));
   return absl::WrapUnique(new Engine(std::move(core)));
 }
@@ -279,5 +284,7 @@ bool Engine::RunBlocking(std::function<void()> work) {
 }
 bool Engine::Drain(std::chrono::milliseconds deadline) { return core_->Drain(deadline); }
 void Engine::RunMaintenance() { core_->RunMaintenance(); }
+
+std::size_t Engine::RunRecoding() { return core_->RecodeSome(); }
 
 }  // namespace kvtrie

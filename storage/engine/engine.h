@@ -18,7 +18,7 @@
 #include "storage/base/shared_bytes.h"
 #include "storage/codec/frame.h"
 #include "storage/codec/section_layers.h"  // for readers of layers of a LoadedFrame
-#include "storage/engine/block_decoder.h"
+#include "storage/engine/block_codec.h"
 #include "storage/engine/engine_options.h"
 #include "storage/engine/engine_stats.h"
 #include "storage/engine/event_log.h"
@@ -203,10 +203,10 @@ class Engine {
   // InvalidArgument (options), FailedPrecondition (written by a newer version), Unavailable (folder
   // in use, not writable).
   using OpenProgress = std::function<void(std::uint64_t done, std::string_view what)>;
-  // `decoder` may be null: then coded frames are served as frames only.
+  // `codec` may be null: then coded frames are served as frames only.
   static absl::StatusOr<std::unique_ptr<Engine>> OpenEmbedded(
       const EngineOptions& options, Clock& clock, const OpenProgress& progress = {},
-      std::shared_ptr<const BlockDecoder> decoder = nullptr);
+      std::shared_ptr<const BlockCodec> codec = nullptr);
   ~Engine();
 
   Engine(const Engine&) = delete;
@@ -318,6 +318,10 @@ class Engine {
   // One round of what the maintenance thread does each second: ends of leases, pins and times to
   // live, freeing, eviction to the low mark, sync. For tests with their own clock.
   void RunMaintenance();
+
+  // One step of what the recoding thread does: codes exact blocks of one path. The number of blocks
+  // that it worked on; 0: there is nothing to do. For tests.
+  std::size_t RunRecoding();
 
   class Core;
 

@@ -61,6 +61,8 @@ struct EngineCounters {
   Counter decoded_blocks{0}, undecoded_blocks{0}, decode_errors{0}, undecodable_frames{0};
   std::atomic<std::int64_t> decode_nanoseconds{0};
   Counter token_cache_misses{0}, syncs{0}, sync_errors{0};
+  Counter recoded_blocks{0}, recoded_raw_bytes{0}, recoded_bytes{0}, recode_failed_blocks{0};
+  std::atomic<std::int64_t> recode_nanoseconds{0};
 };
 
 // A model that was registered.
@@ -82,21 +84,30 @@ class PutSessionHandle;
 class TriePutSession;
 
 // The engine's parts and how they work together. Cut by theme over engine_*.cc:
-//   engine.cc           models, lookups, reads, small calls
+//   engine.cc           models, the facade
+//   engine_lookup.cc    walks and lookups
+//   engine_paths.cc     what is done to a path: touch, pins, retention
+//   engine_describe.cc  what nodes and the store are like
 //   engine_read.cc      finding, reading and decoding frames
-//   engine_put.cc       puts: sessions, writing, publishing
+//   engine_put.cc       puts: sessions and writing
+//   engine_publish.cc   puts: rows and index
 //   engine_profiles.cc  codec profiles
-//   engine_space.cc     unlinking, eviction, freeing, syncing
+//   engine_space.cc     what fits: limits, room, what keeps the store from serving
+//   engine_eviction.cc  choosing what goes
+//   engine_removal.cc   unlinking: deletes, ends of time, damage
+//   engine_recode.cc    coded frames in the background
+//   engine_sync.cc      syncing, freeing, maintenance
 //   engine_recovery.cc  opening
 //   engine_verify.cc    the whole-structure check
 //
 // Locks, in the order in which they are taken:
-//   change_mutex_  held by whoever changes stored rows, over the write to the meta store; one at a
-//   time index_mutex_   the trie in memory, models and holds; short, never held over I/O
+//   recode_mutex_  one thread recodes at a time
+//   change_mutex_  held by whoever changes stored rows, over the write to the meta store
+//   index_mutex_   the trie in memory, models and holds; short, never held over I/O
 //   sync_mutex_    what waits for the next sync
 class Engine::Core {
  public:
-  Core(const EngineOptions& options, Clock& clock, std::shared_ptr<const BlockDecoder> decoder);
+  Core(const EngineOptions& options, Clock& clock, std::shared_ptr<const BlockCodec> codec);
   ~Core();
 
   absl::Status Open(const OpenProgress& progress);
@@ -160,6 +171,9 @@ class Engine::Core {
 
   // --- engine_sync.cc ---
   void RunMaintenance();
+
+  // --- engine_recode.cc ---
+  std::size_t RecodeSome();
 
   // --- engine_verify.cc ---
   absl::Status Verify(bool structure_only, bool repair,
@@ -264,7 +278,7 @@ class Engine::Core {
   // DataLoss: it is not there, or damaged.
   absl::StatusOr<NodeRow> ReadRow(TenantId tenant, const TrieNodeId& node);
   bool IsReadable(CodecId codec, ReadAs as) const {
-    return as == ReadAs::kFrame || codec == CodecId::kRaw || decoder_ != nullptr;
+    return as == ReadAs::kFrame || codec == CodecId::kRaw || codec_ != nullptr;
   }
   // The smallest frame of the row that is good enough, of those that can be read if there are any;
   // null: none is.
@@ -382,6 +396,23 @@ class Engine::Core {
   absl::Status SyncAndFree();
   void RunSyncer();
 
+  // engine_recode.cc
+  struct RecodeTask;
+  std::optional<RecodeTask> FindRecodeTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(recode_mutex_);
+  // The model's newest profile, if it has the level; nullopt: nothing of the model is recoded.
+  std::optional<ProfileId> ProfileToRecodeWith(ModelSlot slot) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  absl::Status Recode(const RecodeTask& task);
+  absl::StatusOr<std::vector<TokenId>> TokensOfPath(const RecodeTask& task);
+  absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> EncodeBlocks(
+      const RecodeTask& task, std::span<const TokenId> tokens);
+  absl::Status AddFrames(const RecodeTask& task, std::span<const TokenId> tokens,
+                         const std::map<std::uint32_t, EncodedFrame>& frames);
+  std::vector<absl::StatusOr<LoadedFrame>> ReadRawNow(std::span<const StoredFrame> frames);
+  // Somebody waits for the disk or for decoding.
+  bool IsBusy() const;
+  void RunRecoder();
+
   // engine_recovery.cc
   absl::Status OpenStores(const OpenProgress& progress);
   absl::Status LoadModels();
@@ -397,7 +428,7 @@ class Engine::Core {
   std::string identity_path() const { return options_.data_dir + "/identity"; }
   std::string ballast_path() const { return options_.data_dir + "/ballast"; }
 
-  const std::shared_ptr<const BlockDecoder> decoder_;  // null: there is none
+  const std::shared_ptr<const BlockCodec> codec_;  // null: there is none
   std::unique_ptr<MetaStore> meta_;
   std::unique_ptr<PayloadStore> payload_;
   std::unique_ptr<PathHasher> hasher_;
@@ -450,7 +481,13 @@ class Engine::Core {
   std::unique_ptr<WorkPool> read_pool_;
   std::unique_ptr<WorkPool> write_pool_;
   std::unique_ptr<WorkPool> decode_pool_;  // reads what it decodes
+  absl::Mutex recode_mutex_ ABSL_ACQUIRED_BEFORE(change_mutex_, index_mutex_);
+  NodeRef recode_hand_ ABSL_GUARDED_BY(recode_mutex_) = 1;  // where the search goes on
+  absl::Mutex recode_ending_mutex_;
+  bool recode_ending_ ABSL_GUARDED_BY(recode_ending_mutex_) = false;
+
   std::thread syncer_;
+  std::thread recoder_;
   std::thread prefaulter_;
   std::atomic<std::uint64_t> prefaulted_bytes_{0};
   std::atomic<bool> closing_{false};

@@ -125,15 +125,20 @@ EngineStats Engine::Core::Stats() {
   stats.undecoded_blocks_total = c.undecoded_blocks;
   stats.decode_errors_total = c.decode_errors;
   stats.undecodable_frames_total = c.undecodable_frames;
+  stats.recoded_blocks_total = c.recoded_blocks;
+  stats.recoded_raw_bytes_total = c.recoded_raw_bytes;
+  stats.recoded_bytes_total = c.recoded_bytes;
+  stats.recode_failed_blocks_total = c.recode_failed_blocks;
+  stats.recode_seconds_total = static_cast<double>(c.recode_nanoseconds) * 1e-9;
   stats.decode_seconds_total = static_cast<double>(c.decode_nanoseconds) * 1e-9;
-  if (decoder_ != nullptr) {
-    const BlockDecoderStats decoder = decoder_->Stats();
-    stats.missing_profiles_total = decoder.missing_profiles_total;
-    stats.unusable_profiles_total = decoder.unusable_profiles_total;
-    stats.codec_hits_total = decoder.codecs.hits_total;
-    stats.codec_builds_total = decoder.codecs.builds_total;
-    stats.codec_count = decoder.codecs.codecs;
-    stats.codec_bytes = decoder.codecs.bytes;
+  if (codec_ != nullptr) {
+    const BlockCodecStats codec = codec_->Stats();
+    stats.missing_profiles_total = codec.missing_profiles_total;
+    stats.unusable_profiles_total = codec.unusable_profiles_total;
+    stats.codec_hits_total = codec.codecs.hits_total;
+    stats.codec_builds_total = codec.codecs.builds_total;
+    stats.codec_count = codec.codecs.codecs;
+    stats.codec_bytes = codec.codecs.bytes;
   }
   stats.put_blocks_total = c.put_blocks;
   stats.stored_blocks_total = c.stored_blocks;
@@ -159,6 +164,9 @@ EngineStats Engine::Core::Stats() {
       const auto model = models_.find(static_cast<ModelSlot>(i));
       if (model != models_.end()) {
         stats.raw_live_bytes += root.frame_count * model->second->geometry.raw_block_bytes();
+        if (options_.recode_quality && ProfileToRecodeWith(static_cast<ModelSlot>(i))) {
+          stats.recode_waiting_blocks += root.codable_node_count;
+        }
       }
     }
     stats.live_bytes = census_.Total().bytes;

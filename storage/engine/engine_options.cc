@@ -28,6 +28,13 @@ absl::Status EngineOptions::Validate() const {
   if (decode_threads < 1 || decode_threads > 256) {
     return fault("decode_threads", "must be between 1 and 256");
   }
+  if (recode_quality && (!IsQuality(*recode_quality) || *recode_quality == Quality::kExact ||
+                         *recode_quality == Quality::kUnrated)) {
+    return fault("recode_quality", "must be a level that profiles have: near-exact, high or small");
+  }
+  if (recode_cpu_percent < 1 || recode_cpu_percent > 100) {
+    return fault("recode_cpu_percent", "must be between 1 and 100");
+  }
   if (io_queue_max < 1) return fault("io_queue_max", "must be at least 1");
   if (sync_interval.count() < 1) return fault("sync_interval", "must be at least 1 ms");
   if (lease_max.count() < 1) return fault("lease_max", "must be at least 1 ms");

@@ -3,9 +3,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
+#include "storage/kv/quality.h"
 
 namespace kvtrie {
 
@@ -41,6 +43,14 @@ struct EngineOptions {
   std::uint64_t codec_memory_bytes = std::uint64_t{512} << 20;
   // Threads that decode for those clients. Clients that decode themselves cost the server nothing.
   unsigned decode_threads = 2;
+
+  // Exact blocks of models with a profile get a coded frame of this level beside the exact one, in
+  // the background; when space is needed the exact ones go first. nullopt: none do.
+  std::optional<Quality> recode_quality;
+  // Of one core, at most, for that; while clients wait for the disk or for decoding, none.
+  unsigned recode_cpu_percent = 25;
+  // False: only Engine::RunRecoding does it; for tests.
+  bool recode_in_background = true;
 
   // Threads that read and write the disk.
   unsigned io_threads = 4;

@@ -146,7 +146,7 @@ absl::Status Engine::Core::DeleteProfile(const ProfileId& id) {
                      " stored frames name it; delete their blocks first"));
   }
   KV_RETURN_IF_ERROR(profiles_->Remove(id));
-  if (decoder_ != nullptr) decoder_->Forget(id);
+  if (codec_ != nullptr) codec_->Forget(id);
   return absl::OkStatus();
 }
 

@@ -128,6 +128,7 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
     TriePutSession& session = *item.session;
     session.blocks[item.block].state = State::kFailed;
     conclude(item, why);
+    if (session.only_existing) return;
     // All behind it: what waits, and what is still on its way.
     for (std::size_t later = item.block + 1; later < session.blocks.size(); ++later) {
       if (session.blocks[later].state == State::kMissing) {
@@ -181,7 +182,10 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
       }
       continue;
     }
-    const State before = item.block == 0 ? State::kStored : session.blocks[item.block - 1].state;
+    // Frames for nodes that are there wait for no other.
+    const State before = item.block == 0 || session.only_existing
+                             ? State::kStored
+                             : session.blocks[item.block - 1].state;
     if (before == State::kMissing) {
       const std::uint32_t index = item.block;
       session.parked.emplace(index, std::move(item));
@@ -204,6 +208,12 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
       }
       existing = index_.FindById(block.id);
       if (existing != 0) arrival = ArrivalOf(index_.node(existing), item);
+    }
+    if (session.only_existing && (existing == 0 || arrival == Arrival::kNew)) {
+      const absl::Status why =
+          absl::NotFoundError(absl::StrCat("block ", item.block, ": was removed meanwhile"));
+      fail(std::move(item), why);
+      continue;
     }
     if (!parent_is_there) {
       const absl::Status why = absl::FailedPreconditionError(

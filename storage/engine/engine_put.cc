@@ -208,6 +208,7 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   session->block_surprisal_bits = put.block_surprisal_bits;
   session->quality = put.quality;
   session->beside_exact = put.beside_exact;
+  session->only_existing = put.only_existing;
   session->durable = put.durable;
   session->priority = put.priority;
   session->created_unix_seconds = clock_.UnixSeconds();

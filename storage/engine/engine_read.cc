@@ -241,7 +241,7 @@ std::vector<absl::StatusOr<LoadedFrame>> Engine::Core::DecodeFrames(
   }
   if (to_decode.empty()) return results;
   const auto began = clock_.Monotonic();
-  const std::vector<absl::Status> statuses = decoder_->Decode(model->spec, to_decode, *profiles_);
+  const std::vector<absl::Status> statuses = codec_->Decode(model->spec, to_decode, *profiles_);
   counters_.decode_nanoseconds.fetch_add(
       std::chrono::duration_cast<std::chrono::nanoseconds>(clock_.Monotonic() - began).count(),
       std::memory_order_relaxed);
@@ -319,7 +319,7 @@ void Engine::Core::ReadFrames(std::span<const StoredFrame> frames, ReadAs as, On
       continue;
     }
     if (as == ReadAs::kRaw && frames[i].codec != CodecId::kRaw) {
-      if (decoder_ == nullptr) {
+      if (codec_ == nullptr) {
         counters_.undecoded_blocks.fetch_add(1, std::memory_order_relaxed);
         (*shared)(i, absl::FailedPreconditionError("stored coded; fetch it as ENCODING_FRAME"));
       } else {

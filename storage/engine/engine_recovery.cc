@@ -137,6 +137,9 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
     });
   }
   syncer_ = std::thread([this] { RunSyncer(); });
+  if (options_.recode_quality && options_.recode_in_background) {
+    recoder_ = std::thread([this] { RunRecoder(); });
+  }
   return absl::OkStatus();
 }
 

@@ -57,6 +57,11 @@ struct EngineStats {
   std::uint64_t token_cache_misses_total = 0;
   std::uint64_t syncs_total = 0;
   std::uint64_t sync_errors_total = 0;
+  // Exact blocks that got a coded frame in the background.
+  std::uint64_t recoded_blocks_total = 0;
+  std::uint64_t recoded_raw_bytes_total = 0;
+  std::uint64_t recoded_bytes_total = 0;         // of the coded frames
+  std::uint64_t recode_failed_blocks_total = 0;  // could not be, and are not tried again
 
   // Now.
   std::uint64_t model_count = 0;
@@ -80,7 +85,8 @@ struct EngineStats {
   std::uint64_t lease_count = 0;
   std::uint64_t pin_count = 0;
   std::uint64_t pinned_bytes = 0;
-  std::uint64_t pending_free_bytes = 0;  // unlinked, not given back yet
+  std::uint64_t recode_waiting_blocks = 0;  // exact ones without a coded frame, 0 while it is off
+  std::uint64_t pending_free_bytes = 0;     // unlinked, not given back yet
   std::uint64_t io_queue_length = 0;
   std::uint64_t decode_queue_length = 0;
 
@@ -90,6 +96,7 @@ struct EngineStats {
 
   std::vector<CodecUsage> codecs;   // of kAllCodecs
   double decode_seconds_total = 0;  // over all threads
+  double recode_seconds_total = 0;
 };
 
 }  // namespace kvtrie

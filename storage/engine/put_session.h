@@ -33,6 +33,9 @@ struct PutAnnouncement {
   Quality quality = Quality::kExact;
   // What has no coded frame so good is missing, whatever else is stored of it.
   bool beside_exact = false;
+  // Adds frames to nodes that are there, each on its own; those that are gone by then stay gone
+  // (NotFound).
+  bool only_existing = false;
   bool durable = false;
   std::chrono::seconds ttl{0};
   std::uint32_t priority = 0;

@@ -63,6 +63,7 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   Quality quality = Quality::kExact;        // announced
   Quality lossy_quality = Quality::kExact;  // at which the prefix was restored
   bool beside_exact = false;
+  bool only_existing = false;
   bool durable = false;
   std::uint32_t expires_seconds = 0;
   std::uint32_t priority = 0;

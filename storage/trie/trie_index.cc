@@ -208,6 +208,7 @@ NodeRef TrieIndex::InsertUnlinked(const NewNode& from) {
   ++root.node_count;
   root.frame_count += to.has_frame() ? 1 : 0;
   root.other_frame_count += to.has_other() ? 1 : 0;
+  root.codable_node_count += to.may_be_coded() ? 1 : 0;
   root.lossy_node_count += to.on_lossy;
   root.record_bytes += to.frame.record_bytes;
   ++node_count_;
@@ -286,6 +287,7 @@ void TrieIndex::Erase(NodeRef ref) {
   --root.node_count;
   root.frame_count -= gone.has_frame() ? 1 : 0;
   root.other_frame_count -= gone.has_other() ? 1 : 0;
+  root.codable_node_count -= gone.may_be_coded() ? 1 : 0;
   root.lossy_node_count -= gone.on_lossy;
   root.record_bytes -= gone.frame.record_bytes;
   --node_count_;
@@ -300,10 +302,19 @@ void TrieIndex::SetFrames(NodeRef ref, const NodeFrames& frames) {
   root.record_bytes -= changed.frame.record_bytes;
   root.frame_count -= changed.has_frame() ? 1 : 0;
   root.other_frame_count -= changed.has_other() ? 1 : 0;
+  root.codable_node_count -= changed.may_be_coded() ? 1 : 0;
   Keep(frames, &changed);
+  changed.not_codable = 0;
   root.record_bytes += changed.frame.record_bytes;
   root.frame_count += changed.has_frame() ? 1 : 0;
   root.other_frame_count += changed.has_other() ? 1 : 0;
+  root.codable_node_count += changed.may_be_coded() ? 1 : 0;
+}
+
+void TrieIndex::MarkNotCodable(NodeRef ref) {
+  IndexNode& changed = mutable_node(ref);
+  models_[changed.model].codable_node_count -= changed.may_be_coded() ? 1 : 0;
+  changed.not_codable = 1;
 }
 
 void TrieIndex::SetRetention(NodeRef ref, std::uint32_t expires_seconds, std::uint32_t priority) {
@@ -370,6 +381,7 @@ absl::Status TrieIndex::CheckInvariants() const {
     ++sum.node_count;
     sum.frame_count += at.has_frame() ? 1 : 0;
     sum.other_frame_count += at.has_other() ? 1 : 0;
+    sum.codable_node_count += at.may_be_coded() ? 1 : 0;
     sum.lossy_node_count += at.on_lossy;
     sum.record_bytes += at.frame.record_bytes;
     if ((at.parent & IndexNode::kRootBit) != 0) {
@@ -419,6 +431,7 @@ absl::Status TrieIndex::CheckInvariants() const {
     if (sums[slot].node_count != models_[slot].node_count ||
         sums[slot].frame_count != models_[slot].frame_count ||
         sums[slot].other_frame_count != models_[slot].other_frame_count ||
+        sums[slot].codable_node_count != models_[slot].codable_node_count ||
         sums[slot].lossy_node_count != models_[slot].lossy_node_count ||
         sums[slot].record_bytes != models_[slot].record_bytes) {
       return absl::InternalError("trie: the sums of a model are off");

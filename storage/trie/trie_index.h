@@ -67,6 +67,7 @@ struct IndexNode {
   std::uint8_t alive = 0;
   std::uint8_t codec_bits : 3 = 0;          // of the frame
   std::uint8_t other_quality_bits : 3 = 0;  // 0: there is no other frame
+  std::uint8_t not_codable : 1 = 0;         // coding the frame was tried and gave nothing smaller
 
   static constexpr NodeRef kRootBit = 0x80000000u;
   bool has_frame() const { return frame.segment != 0; }
@@ -77,6 +78,11 @@ struct IndexNode {
   // The frame in the index is good enough; it is the one to serve then, being the smaller.
   bool serves(Quality min_quality) const {
     return has_frame() && IsAtLeast(quality(), min_quality);
+  }
+  // Exact KV that could be kept in coded form beside.
+  bool may_be_coded() const {
+    return has_frame() && !has_other() && quality() == Quality::kExact && on_lossy == 0 &&
+           not_codable == 0;
   }
   // Only the other one is.
   bool only_other_serves(Quality min_quality) const {
@@ -122,8 +128,9 @@ struct ModelRoot {
   std::uint32_t block_tokens = 0;  // 0 until the model is registered
   NodeRef first_child = 0;
   std::uint64_t node_count = 0;
-  std::uint64_t frame_count = 0;        // nodes that have one
-  std::uint64_t other_frame_count = 0;  // nodes that have two
+  std::uint64_t frame_count = 0;         // nodes that have one
+  std::uint64_t other_frame_count = 0;   // nodes that have two
+  std::uint64_t codable_node_count = 0;  // IndexNode::may_be_coded
   std::uint64_t lossy_node_count = 0;
   std::uint64_t record_bytes = 0;  // of the frames that the index keeps
 };
@@ -178,6 +185,8 @@ class TrieIndex {
   void Erase(NodeRef ref);
 
   void SetFrames(NodeRef ref, const NodeFrames& frames);
+  // Until its frames change, may_be_coded is false.
+  void MarkNotCodable(NodeRef ref);
   void SetRetention(NodeRef ref, std::uint32_t expires_seconds, std::uint32_t priority);
   // Puts a node's tokens into the cache, if they are not there.
   void CacheTokens(NodeRef ref, std::span<const TokenId> tokens);

@@ -41,7 +41,7 @@ inline std::string DecodedContent(std::uint32_t block_index, std::uint32_t seed 
   return BlockContent(block_index, seed + 5000);
 }
 
-// A "coded" frame of a block of PathTokens: its body names the block, FakeDecoder makes the bytes.
+// A "coded" frame of a block of PathTokens: its body names the block, FakeCodec makes the bytes.
 inline std::string MakeCodedFrame(const std::string& model_id, const ProfileId& profile,
                                   std::uint32_t block_index, std::uint32_t seed = 1,
                                   Quality quality = Quality::kHigh) {
@@ -64,7 +64,7 @@ inline std::string MakeCodedFrame(const std::string& model_id, const ProfileId& 
   return head + body;
 }
 
-class FakeDecoder final : public BlockDecoder {
+class FakeCodec final : public BlockCodec {
  public:
   std::vector<absl::Status> Decode(const ModelSpec&, std::span<const FrameToDecode> to_decode,
                                    ProfileStore& profiles) const override {
@@ -74,8 +74,13 @@ class FakeDecoder final : public BlockDecoder {
     for (const FrameToDecode& block : to_decode) statuses.push_back(DecodeOne(block, profiles));
     return statuses;
   }
+  absl::StatusOr<std::vector<EncodedFrame>> Encode(const ModelSpec&, std::span<const BlockToEncode>,
+                                                   const ProfileId&, Quality,
+                                                   ProfileStore&) const override {
+    return absl::FailedPreconditionError("only decodes");
+  }
   void Forget(const ProfileId&) const override {}
-  BlockDecoderStats Stats() const override { return {}; }
+  BlockCodecStats Stats() const override { return {}; }
 
   mutable std::atomic<int> calls{0};
   mutable std::atomic<std::size_t> blocks{0};

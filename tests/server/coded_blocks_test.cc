@@ -16,8 +16,8 @@ constexpr std::uint32_t kBlocks = 4;
 class CodedBlocksTest : public testing::Test {
  protected:
   explicit CodedBlocksTest(
-      std::shared_ptr<const BlockDecoder> decoder = std::make_shared<FakeDecoder>())
-      : decoder_(std::move(decoder)), server_({}, decoder_) {
+      std::shared_ptr<const BlockCodec> codec = std::make_shared<FakeCodec>())
+      : codec_(std::move(codec)), server_({}, codec_) {
     model_ = server_.RegisterModel();
     profile_ = MustPutProfile(server_.cache(), TestProfile());
   }
@@ -43,9 +43,9 @@ class CodedBlocksTest : public testing::Test {
     return request;
   }
 
-  const FakeDecoder& decoder() const { return dynamic_cast<const FakeDecoder&>(*decoder_); }
+  const FakeCodec& codec() const { return dynamic_cast<const FakeCodec&>(*codec_); }
 
-  const std::shared_ptr<const BlockDecoder> decoder_;
+  const std::shared_ptr<const BlockCodec> codec_;
   RunningServer server_;
   std::string model_;
   ProfileId profile_;
@@ -115,15 +115,15 @@ TEST_F(CodedBlocksTest, BlocksAreDecodedTogetherAndOnceForAllTheirLayers) {
   request.mutable_prefix()->set_tokens(PathTokens(kMany));
   request.set_min_quality(v1::QUALITY_HIGH);
   for (const v1::FetchOrder order : {v1::FETCH_ORDER_BLOCK_MAJOR, v1::FETCH_ORDER_LAYER_MAJOR}) {
-    const int calls_before = decoder().calls;
-    const std::size_t blocks_before = decoder().blocks;
+    const int calls_before = codec().calls;
+    const std::size_t blocks_before = codec().blocks;
     request.set_order(order);
     const Fetched fetched = Fetch(server_.cache(), request);
     ASSERT_TRUE(fetched.status.ok()) << fetched.status.error_message();
     for (std::uint32_t i = 0; i < kMany; ++i) EXPECT_EQ(fetched.content.at(i), DecodedContent(i));
-    EXPECT_EQ(decoder().blocks - blocks_before, kMany);
+    EXPECT_EQ(codec().blocks - blocks_before, kMany);
     // 2 MiB at least: 64 blocks of 32 KiB.
-    EXPECT_LE(decoder().calls - calls_before, 6);
+    EXPECT_LE(codec().calls - calls_before, 6);
   }
 }
 

@@ -64,10 +64,10 @@ inline constexpr std::size_t kTestBlockBytes = 2 * kTestLayerBytes;
 class RunningServer {
  public:
   explicit RunningServer(const std::function<void(ServerConfig*)>& change = {},
-                         std::shared_ptr<const BlockDecoder> decoder = nullptr) {
+                         std::shared_ptr<const BlockCodec> codec = nullptr) {
     ServerConfig config = TestConfig(folder_.path());
     if (change) change(&config);
-    auto started = KvServer::Start(config, SystemClock(), std::move(decoder));
+    auto started = KvServer::Start(config, SystemClock(), std::move(codec));
     EXPECT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
     channel_ = Connect(server_->addresses().listen);

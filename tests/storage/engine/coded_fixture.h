@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -45,7 +47,29 @@ inline std::vector<std::byte> CodedPattern(std::uint32_t number, std::size_t byt
   return raw;
 }
 
-class FakeDecoder final : public BlockDecoder {
+// What the fake codec makes of a raw block: its number is that of the bytes.
+inline std::vector<std::byte> FakeFrame(const ModelSpec& spec, const BlockToEncode& block,
+                                        const ProfileId& profile, Quality quality, bool is_coded) {
+  std::vector<std::byte> body(600);
+  WriteFrameBinding({.first_position = block.first_position,
+                     .tokens_crc32c = Crc32c(std::as_bytes(block.tokens)),
+                     .profile = is_coded ? profile : ProfileId{}},
+                    std::span(body).first(kFrameBindingBytes));
+  StoreLittle(body.data() + kFrameBindingBytes, LoadLittle<std::uint32_t>(block.raw.data()) * 8 +
+                                                    static_cast<std::uint32_t>(quality));
+  const FrameSection section{static_cast<std::uint32_t>(body.size()), Crc32c(body)};
+  std::vector<std::byte> frame(FrameHeaderBytes(1));
+  WriteFrameHeader({.codec = is_coded ? CodecId::kResidual : CodecId::kLossless,
+                    .quality = is_coded ? quality : Quality::kExact,
+                    .model = spec.Digest(),
+                    .raw_bytes = block.raw.size(),
+                    .sections = {&section, 1}},
+                   frame);
+  frame.insert(frame.end(), body.begin(), body.end());
+  return frame;
+}
+
+class FakeCodec final : public BlockCodec {
  public:
   std::vector<absl::Status> Decode(const ModelSpec& spec, std::span<const FrameToDecode> blocks,
                                    ProfileStore& profiles) const override {
@@ -55,11 +79,30 @@ class FakeDecoder final : public BlockDecoder {
     }
     return statuses;
   }
+  absl::StatusOr<std::vector<EncodedFrame>> Encode(const ModelSpec& spec,
+                                                   std::span<const BlockToEncode> blocks,
+                                                   const ProfileId& profile, Quality quality,
+                                                   ProfileStore& profiles) const override {
+    if (const auto read = profiles.Read(profile); !read.ok()) {
+      return absl::FailedPreconditionError(read.status().message());
+    }
+    std::vector<EncodedFrame> frames;
+    for (const BlockToEncode& block : blocks) {
+      encoded_blocks.fetch_add(1);
+      const bool can_be_coded = !refuse || !refuse(block.first_position);
+      frames.push_back({.bytes = FakeFrame(spec, block, profile, quality, can_be_coded),
+                        .codec = can_be_coded ? CodecId::kResidual : CodecId::kLossless,
+                        .quality = can_be_coded ? quality : Quality::kExact});
+    }
+    return frames;
+  }
   void Forget(const ProfileId&) const override {}
-  BlockDecoderStats Stats() const override { return {}; }
+  BlockCodecStats Stats() const override { return {}; }
 
   mutable std::atomic<int> calls{0};
-  std::function<absl::Status()> fail;  // set before the engine uses it
+  mutable std::atomic<int> encoded_blocks{0};
+  std::function<bool(std::uint32_t first_position)> refuse;  // to code a block
+  std::function<absl::Status()> fail;                        // set before the engine uses it
 
  private:
   absl::Status DecodeOne(const ModelSpec& spec, const FrameToDecode& block,
@@ -85,7 +128,7 @@ class FakeDecoder final : public BlockDecoder {
 // An engine that decodes what MakeFrame makes.
 class CodedFixture : public EngineFixture {
  protected:
-  CodedFixture() { decoder_ = fake_decoder_; }
+  CodedFixture() { codec_ = fake_codec_; }
 
   ProfileId MustPutProfile(std::span<const std::byte> bytes, const ProfileId& expected = {}) {
     auto upload = engine_->BeginProfile(tenant_, bytes.size(), expected);
@@ -212,7 +255,25 @@ class CodedFixture : public EngineFixture {
     return std::vector<std::byte>(body.begin(), body.end());
   }
 
-  const std::shared_ptr<FakeDecoder> fake_decoder_ = std::make_shared<FakeDecoder>();
+  // Flips a bit of the stored frame, behind the back of an engine that is closed meanwhile.
+  void DamageRecord(const PayloadLocation& at) {
+    engine_.reset();
+    char name[32];
+    std::snprintf(name, sizeof name, "seg-%08u", at.segment);
+    std::fstream file(options_.data_dir + "/payload/" + name,
+                      std::ios::binary | std::ios::in | std::ios::out);
+    const auto place = static_cast<std::streamoff>(at.offset_units * PayloadLocation::kUnitBytes +
+                                                   at.record_bytes - 10);
+    file.seekg(place);
+    const char byte = static_cast<char>(file.get());
+    file.seekp(place);
+    file.put(static_cast<char>(byte ^ 1));
+    file.close();
+    ASSERT_TRUE(file) << name;
+    Open();
+  }
+
+  const std::shared_ptr<FakeCodec> fake_codec_ = std::make_shared<FakeCodec>();
   ProfileId profile_;
 };
 

@@ -84,7 +84,7 @@ class EngineFixture : public testing::Test {
   }
 
   void Open() {
-    auto engine = Engine::OpenEmbedded(options_, clock_, {}, decoder_);
+    auto engine = Engine::OpenEmbedded(options_, clock_, {}, codec_);
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
     UseModel(spec_);
@@ -264,7 +264,7 @@ class EngineFixture : public testing::Test {
   ScratchFolder folder_;
   FakeClock clock_;
   EngineOptions options_;
-  std::shared_ptr<const BlockDecoder> decoder_;
+  std::shared_ptr<const BlockCodec> codec_;
   TenantId tenant_ = kBuiltInTenant;
   ModelSpec spec_ = TestModelSpec();
   std::unique_ptr<Engine> engine_;

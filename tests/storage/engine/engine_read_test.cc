@@ -18,24 +18,6 @@ class EngineReadTest : public CodedFixture {
  protected:
   const std::vector<TokenId> tokens_ = SessionTokens(1, 4 * kTestBlockTokens);
   PathView Path() const { return PathOf(tokens_); }
-
-  // Flips a bit of the stored frame, behind the back of an engine that is closed meanwhile.
-  void DamageRecord(const PayloadLocation& at) {
-    engine_.reset();
-    char name[32];
-    std::snprintf(name, sizeof name, "seg-%08u", at.segment);
-    std::fstream file(options_.data_dir + "/payload/" + name,
-                      std::ios::binary | std::ios::in | std::ios::out);
-    const auto place = static_cast<std::streamoff>(at.offset_units * PayloadLocation::kUnitBytes +
-                                                   at.record_bytes - 10);
-    file.seekg(place);
-    const char byte = static_cast<char>(file.get());
-    file.seekp(place);
-    file.put(static_cast<char>(byte ^ 1));
-    file.close();
-    ASSERT_TRUE(file) << name;
-    Open();
-  }
 };
 
 TEST_F(EngineReadTest, CodedBlocksServeWhatTheyAreGoodFor) {
@@ -90,7 +72,7 @@ TEST_F(EngineReadTest, NothingCodedIsServedAsRaw) {
 }
 
 TEST_F(EngineReadTest, WithoutADecoderFramesAreServedAsFramesOnly) {
-  decoder_ = nullptr;
+  codec_ = nullptr;
   OpenWithProfile();
   MustPutFrames(Path(), Residual(Quality::kHigh));
   const auto frames = FramesAt(Path(), Quality::kHigh);
@@ -103,7 +85,7 @@ TEST_F(EngineReadTest, WithoutADecoderFramesAreServedAsFramesOnly) {
 }
 
 TEST_F(EngineReadTest, WithoutADecoderRawReadersGetTheExactFrameWhereThereIsOne) {
-  decoder_ = nullptr;
+  codec_ = nullptr;
   OpenWithProfile();
   MustPutFrames(Path(), Residual(Quality::kHigh));
   const PathView half = PathOf(std::span(tokens_).first(2 * kTestBlockTokens));
@@ -122,11 +104,11 @@ TEST_F(EngineReadTest, FramesThatCannotBeDecodedAreDropped) {
   OpenWithProfile();
   MustPutFrames(Path(), Residual(Quality::kHigh));
   const auto frames = FramesAt(Path(), Quality::kHigh);
-  fake_decoder_->fail = [] { return absl::DataLossError("nonsense"); };
+  fake_codec_->fail = [] { return absl::DataLossError("nonsense"); };
   EXPECT_TRUE(absl::IsDataLoss(ReadBlock(*frames[3], ReadAs::kRaw).status()));
   EXPECT_EQ(engine_->Stats().decode_errors_total, 1u);
   EXPECT_EQ(engine_->Stats().corrupt_frames_total, 1u);
-  fake_decoder_->fail = nullptr;
+  fake_codec_->fail = nullptr;
   EXPECT_EQ(LookupAt(Path(), Quality::kHigh).matched_blocks, 3u);
   ExpectSound();
 }
@@ -135,7 +117,7 @@ TEST_F(EngineReadTest, WhatIsMissingForDecodingDropsNothing) {
   OpenWithProfile();
   MustPutFrames(Path(), Residual(Quality::kHigh));
   const auto frames = FramesAt(Path(), Quality::kHigh);
-  fake_decoder_->fail = [] { return absl::FailedPreconditionError("no profile"); };
+  fake_codec_->fail = [] { return absl::FailedPreconditionError("no profile"); };
   EXPECT_TRUE(absl::IsFailedPrecondition(ReadBlock(*frames[3], ReadAs::kRaw).status()));
   EXPECT_EQ(LookupAt(Path(), Quality::kHigh).matched_blocks, 4u);
 }

@@ -1,4 +1,4 @@
-#include "storage/engine/profile_block_decoder.h"
+#include "storage/engine/profile_block_codec.h"
 
 #include <memory>
 #include <vector>
@@ -17,9 +17,9 @@ using testing::HasSubstr;
 
 constexpr std::size_t kBlocks = 6;
 
-class ProfileBlockDecoderTest : public testing::Test {
+class ProfileBlockCodecTest : public testing::Test {
  protected:
-  ProfileBlockDecoderTest() {
+  ProfileBlockCodecTest() {
     store_ = ProfileStore::Open(files_, "profiles").value();
     codec_ = std::make_shared<const FrameCodec>(
         spec_,
@@ -51,7 +51,7 @@ class ProfileBlockDecoderTest : public testing::Test {
   }
   std::vector<absl::Status> Decode(std::vector<std::vector<std::byte>>* to) {
     to->assign(kBlocks, std::vector<std::byte>(raw_[0].size()));
-    return decoder_.Decode(spec_, ToDecode(to), *store_);
+    return codec_.Decode(spec_, ToDecode(to), *store_);
   }
 
   const ModelSpec spec_ = SyntheticSpec();
@@ -65,24 +65,24 @@ class ProfileBlockDecoderTest : public testing::Test {
   std::vector<std::vector<std::byte>> expected_;
   FaultyFileSystem files_;
   std::unique_ptr<ProfileStore> store_;
-  ProfileBlockDecoder decoder_{std::size_t{1} << 30};
+  ProfileBlockCodec codec_{std::size_t{1} << 30};
 };
 
-TEST_F(ProfileBlockDecoderTest, BlocksDecodeTogetherWithOneCodec) {
+TEST_F(ProfileBlockCodecTest, BlocksDecodeTogetherWithOneCodec) {
   PutProfile();
   std::vector<std::vector<std::byte>> raw;
   for (int round = 0; round < 2; ++round) {
     for (const absl::Status& status : Decode(&raw)) EXPECT_TRUE(status.ok()) << status;
     EXPECT_TRUE(raw == expected_);
   }
-  const BlockDecoderStats stats = decoder_.Stats();
+  const BlockCodecStats stats = codec_.Stats();
   EXPECT_EQ(stats.codecs.builds_total, 1u);
   EXPECT_EQ(stats.codecs.hits_total, 1u);
-  decoder_.Forget(profile_id_);
-  EXPECT_EQ(decoder_.Stats().codecs.codecs, 0u);
+  codec_.Forget(profile_id_);
+  EXPECT_EQ(codec_.Stats().codecs.codecs, 0u);
 }
 
-TEST_F(ProfileBlockDecoderTest, FramesOfSeveralCodecsMayBeMixed) {
+TEST_F(ProfileBlockCodecTest, FramesOfSeveralCodecsMayBeMixed) {
   PutProfile();
   const BlockToEncode one[] = {blocks_[1], blocks_[2]};
   const FrameCodec plain(spec_, nullptr);
@@ -95,7 +95,7 @@ TEST_F(ProfileBlockDecoderTest, FramesOfSeveralCodecsMayBeMixed) {
   EXPECT_TRUE(raw[5] == expected_[5]);
 }
 
-TEST_F(ProfileBlockDecoderTest, ABadFrameFailsAlone) {
+TEST_F(ProfileBlockCodecTest, ABadFrameFailsAlone) {
   PutProfile();
   const FrameView view = FrameView::Parse(frames_[3].bytes).value();
   frames_[3].bytes[view.header_bytes() + view.body_bytes() - 5] ^= std::byte{0x40};
@@ -111,32 +111,32 @@ TEST_F(ProfileBlockDecoderTest, ABadFrameFailsAlone) {
   }
 }
 
-TEST_F(ProfileBlockDecoderTest, AMissingProfileIsNamedAndLookedForAgain) {
+TEST_F(ProfileBlockCodecTest, AMissingProfileIsNamedAndLookedForAgain) {
   std::vector<std::vector<std::byte>> raw;
   for (const absl::Status& status : Decode(&raw)) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(profile_id_.ToHex()), HasSubstr("PutProfile")));
   }
-  EXPECT_EQ(decoder_.Stats().missing_profiles_total, kBlocks);
+  EXPECT_EQ(codec_.Stats().missing_profiles_total, kBlocks);
   PutProfile();
   for (const absl::Status& status : Decode(&raw)) EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST_F(ProfileBlockDecoderTest, AProfileForAnotherModelIsNotUsed) {
+TEST_F(ProfileBlockCodecTest, AProfileForAnotherModelIsNotUsed) {
   PutProfile();
   ModelSpec other = spec_;
   other.weights_revision = "2";
   std::vector<std::vector<std::byte>> raw(kBlocks, raw_[0]);
-  for (const absl::Status& status : decoder_.Decode(other, ToDecode(&raw), *store_)) {
+  for (const absl::Status& status : codec_.Decode(other, ToDecode(&raw), *store_)) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(profile_id_.ToHex()), HasSubstr("another model")));
   }
-  EXPECT_EQ(decoder_.Stats().unusable_profiles_total, kBlocks);
+  EXPECT_EQ(codec_.Stats().unusable_profiles_total, kBlocks);
   // Blocks of another size.
   std::vector<FrameToDecode> frames = ToDecode(&raw);
-  for (const absl::Status& status : decoder_.Decode(WithBlocks(spec_, 8), frames, *store_)) {
+  for (const absl::Status& status : codec_.Decode(WithBlocks(spec_, 8), frames, *store_)) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   }
 }

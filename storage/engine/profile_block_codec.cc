@@ -1,4 +1,4 @@
-#include "storage/engine/profile_block_decoder.h"
+#include "storage/engine/profile_block_codec.h"
 
 #include <map>
 #include <memory>
@@ -23,9 +23,9 @@ absl::Status OfOneFrame(const absl::Status& status) {
 
 }  // namespace
 
-std::vector<absl::Status> ProfileBlockDecoder::Decode(const ModelSpec& spec,
-                                                      std::span<const FrameToDecode> frames,
-                                                      ProfileStore& profiles) const {
+std::vector<absl::Status> ProfileBlockCodec::Decode(const ModelSpec& spec,
+                                                    std::span<const FrameToDecode> frames,
+                                                    ProfileStore& profiles) const {
   std::vector<absl::Status> statuses(frames.size());
   const KvGeometry geometry(spec);
   std::map<ProfileId, std::vector<std::size_t>> by_profile;
@@ -61,7 +61,24 @@ std::vector<absl::Status> ProfileBlockDecoder::Decode(const ModelSpec& spec,
   return statuses;
 }
 
-BlockDecoderStats ProfileBlockDecoder::Stats() const {
+absl::StatusOr<std::vector<EncodedFrame>> ProfileBlockCodec::Encode(
+    const ModelSpec& spec, std::span<const BlockToEncode> blocks, const ProfileId& profile,
+    Quality quality, ProfileStore& profiles) const {
+  const auto codec =
+      codecs_.Get(spec, spec.Digest(), profile, [&] { return Load(profiles, profile); });
+  if (!codec.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("profile ", profile.ToHex(), ": ", codec.status().message()));
+  }
+  const ResidualCodec* const residual = (*codec)->residual();
+  if (residual == nullptr || !residual->HasLevel(quality)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("profile ", profile.ToHex(), ": has no level of this quality"));
+  }
+  return (*codec)->Encode(blocks, quality);
+}
+
+BlockCodecStats ProfileBlockCodec::Stats() const {
   return {.missing_profiles_total = missing_profiles_,
           .unusable_profiles_total = unusable_profiles_,
           .codecs = codecs_.Stats()};
