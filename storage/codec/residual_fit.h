@@ -15,6 +15,20 @@
 
 namespace kvtrie {
 
+// How differences to references are fitted.
+struct DifferenceFitOptions {
+  // Texts share a run of so many tokens behind another prefix: one is coded against the other.
+  std::size_t run_tokens_min = 32;
+  // With fewer such tokens, the profile says nothing of differences. 0: it never does.
+  std::size_t tokens_min = 2000;
+  std::vector<PredictorInput> inputs = {PredictorInput::kLayerBelow, PredictorInput::kSameLayerK};
+  float step_factor = 2;  // on the steps of levels: what is coded is on top of a finer reference
+  float rate_weight = 0.08f;
+  // 0: differences have no step exponents, which take bits.
+  float importance_strength = 0;
+  int rounds = 2;
+};
+
 struct ResidualFitOptions {
   // Inputs that a layer has; those that it lacks are left out.
   std::vector<PredictorInput> inputs = {PredictorInput::kLayerBelow, PredictorInput::kTwoBelow,
@@ -33,6 +47,7 @@ struct ResidualFitOptions {
   // with.
   std::uint16_t energy_prior = 6 * 16;
   double energy_carried = 0.5;
+  DifferenceFitOptions differences;
   // At each hundredth of the work, and when all is done; may be empty.
   std::function<void(double done_share, std::string_view what)> progress;
 };
@@ -45,5 +60,13 @@ absl::StatusOr<ResidualProfile> FitResidualProfile(const ModelSpec& spec,
                                                    std::span<const KvSample> samples,
                                                    const FitMaterial& material,
                                                    const ResidualFitOptions& options);
+
+// Fits what a profile says of differences to runs that samples share: to what a reference leaves
+// that was restored at the finest level. Removes it where they share too few tokens. The other
+// parts of the profile stay; of `options`, levels and vocabulary do not matter.
+// Errors: as above.
+absl::Status FitDifferences(const ModelSpec& spec, std::span<const KvSample> samples,
+                            const FitMaterial& material, const ResidualFitOptions& options,
+                            ResidualProfile& profile);
 
 }  // namespace kvtrie
