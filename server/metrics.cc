@@ -67,6 +67,11 @@ constexpr StatMetric kCounters[] = {
      &EngineStats::token_cache_misses_total},
     {"kvtrie_syncs_total", "Syncs of the store.", &EngineStats::syncs_total},
     {"kvtrie_sync_errors_total", "Syncs that failed.", &EngineStats::sync_errors_total},
+    {"kvtrie_detached_blocks_total",
+     "Blocks coded against others that were coded anew, since those were to go.",
+     &EngineStats::detached_blocks_total},
+    {"kvtrie_lost_members_total", "Blocks coded against others that were lost with those.",
+     &EngineStats::lost_members_total},
     {"kvtrie_recoded_blocks_total", "Exact blocks that got a coded frame in the background.",
      &EngineStats::recoded_blocks_total},
     {"kvtrie_recoded_raw_bytes_total", "What those blocks are raw.",
@@ -99,6 +104,8 @@ constexpr StatMetric kGauges[] = {
     {"kvtrie_put_memory_bytes", "Blocks that puts have begun.", &EngineStats::put_memory_bytes},
     {"kvtrie_open_puts", "Puts that are open.", &EngineStats::open_puts},
     {"kvtrie_leases", "Leases.", &EngineStats::lease_count},
+    {"kvtrie_references", "Pairs of a block and one that it was coded against.",
+     &EngineStats::reference_count},
     {"kvtrie_pins", "Pins.", &EngineStats::pin_count},
     {"kvtrie_pinned_bytes", "Bytes that pins hold.", &EngineStats::pinned_bytes},
     {"kvtrie_recode_waiting_blocks", "Exact blocks that wait to be coded in the background.",
@@ -120,6 +127,8 @@ const char* NameOf(CodecId codec) {
       return "residual";
     case CodecId::kRotated:
       return "rotated";
+    case CodecId::kReferenced:
+      return "referenced";
   }
   return "unknown";
 }

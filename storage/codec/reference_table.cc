@@ -115,7 +115,7 @@ absl::StatusOr<ReferenceTable> ReferenceTable::Read(ByteReader& reader, std::siz
   return table;
 }
 
-absl::StatusOr<ReferenceTable> ReferencesOf(const FrameView& frame, const KvGeometry& geometry) {
+absl::StatusOr<ReferenceTable> ReferencesOf(const FrameView& frame, std::size_t block_tokens) {
   if (frame.codec() != CodecId::kReferenced) return ReferenceTable{};
   const std::size_t first_bytes = frame.section(0).bytes;
   if (first_bytes < kFrameBindingBytes) return Damaged("too short");
@@ -124,7 +124,7 @@ absl::StatusOr<ReferenceTable> ReferencesOf(const FrameView& frame, const KvGeom
   const std::size_t section_count = reader.Read<std::uint16_t>();
   if (section_count != frame.section_count()) return Damaged("sections");
   reader.ReadBytes(section_count * sizeof(std::uint16_t));
-  return ReferenceTable::Read(reader, geometry.block_tokens());
+  return ReferenceTable::Read(reader, block_tokens);
 }
 
 }  // namespace kvtrie

@@ -62,6 +62,6 @@ struct ReferenceTable {
 // What a frame was coded against; none, unless its codec is kReferenced. A reader hands these
 // blocks to the codec, decoded. DataLoss: the table is not one.
 // REQUIRES: the whole frame is there, its first section intact; CheckGeometry passed.
-absl::StatusOr<ReferenceTable> ReferencesOf(const FrameView& frame, const KvGeometry& geometry);
+absl::StatusOr<ReferenceTable> ReferencesOf(const FrameView& frame, std::size_t block_tokens);
 
 }  // namespace kvtrie

@@ -19,11 +19,13 @@
 #include "absl/synchronization/mutex.h"
 #include "storage/base/byte_budget.h"
 #include "storage/base/log_limiter.h"
+#include "storage/codec/reference_table.h"
 #include "storage/engine/engine.h"
 #include "storage/engine/event_log.h"
 #include "storage/engine/frame_census.h"
 #include "storage/engine/hold_table.h"
 #include "storage/engine/memory_tier.h"
+#include "storage/engine/reference_counts.h"
 #include "storage/engine/work_pool.h"
 #include "storage/meta/meta_store.h"
 #include "storage/meta/node_row.h"
@@ -61,6 +63,7 @@ struct EngineCounters {
   Counter decoded_blocks{0}, undecoded_blocks{0}, decode_errors{0}, undecodable_frames{0};
   std::atomic<std::int64_t> decode_nanoseconds{0};
   Counter token_cache_misses{0}, syncs{0}, sync_errors{0};
+  Counter detached_blocks{0}, lost_members{0};
   Counter recoded_blocks{0}, recoded_raw_bytes{0}, recoded_bytes{0}, recode_failed_blocks{0};
   std::atomic<std::int64_t> recode_nanoseconds{0};
 };
@@ -96,6 +99,7 @@ class TriePutSession;
 //   engine_eviction.cc  choosing what goes
 //   engine_removal.cc   unlinking: deletes, ends of time, damage
 //   engine_recode.cc    coded frames in the background
+//   engine_references.cc  frames that were coded against others
 //   engine_sync.cc      syncing, freeing, maintenance
 //   engine_recovery.cc  opening
 //   engine_verify.cc    the whole-structure check
@@ -292,6 +296,8 @@ class Engine::Core {
   std::vector<absl::StatusOr<LoadedFrame>> DecodeFrames(std::span<const StoredFrame> stored,
                                                         std::span<const LoadedFrame> loaded);
   void ReadDecoded(std::span<const StoredFrame> frames, const OnFrameRead& on_read);
+  // Raw KV, on the calling thread.
+  std::vector<absl::StatusOr<LoadedFrame>> ReadRawNow(std::span<const StoredFrame> frames);
   // LoadFrame for a reader: counted, and a frame that is bad is dropped.
   absl::StatusOr<LoadedFrame> ReadFromDisk(const StoredFrame& frame);
   // Whether the node still names this frame.
@@ -352,6 +358,40 @@ class Engine::Core {
   bool DropBallast() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void CountMetaBytes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
 
+  // engine_references.cc
+  // A frame came into a node's row, or left it.
+  void CountFrame(NodeRef ref, const RungRow& rung) ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
+  void UncountFrame(NodeRef ref, const RungRow& rung) ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
+  // Held by a lease, a pin or a put, or by frames that were coded against its own.
+  bool MustStay(NodeRef ref) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+    return holds_.IsHeld(ref) || references_.IsReferenced(index_.node(ref).id);
+  }
+  // That what others were coded against is not among what makes way; they are coded anew then.
+  absl::Status CheckNotNeeded(const PublishItem& item, const PendingNode& node)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // That what the item's frame was coded against is there, and may be.
+  absl::Status CheckReferences(const PublishItem& item)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  std::vector<StoredFrame> FramesToReference(const TrieNodeId& node);
+  // Raw KV that frames were coded against; what cannot be had is not in it.
+  struct DecodedReference {
+    std::vector<TokenId> tokens;
+    LoadedFrame raw;
+  };
+  using DecodedReferences = std::map<std::pair<TrieNodeId, KvDigest>, DecodedReference>;
+  DecodedReferences DecodeReferences(const ModelId& model, std::span<const FrameReference> wanted);
+  // Members of these nodes that are not among them.
+  std::vector<TrieNodeId> MembersOutside(std::span<const NodeRef> refs) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // Codes members anew, without what they were coded against. Those for which that fails keep what
+  // they have.
+  void Detach(std::span<const TrieNodeId> members);
+  void DetachQueued();
+  absl::Status DetachOne(const TrieNodeId& member);
+  // Drops what members were coded to: its references are about to go.
+  void DropMemberFrames(std::span<const TrieNodeId> members)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+
   // engine_eviction.cc
   // What eviction may take.
   enum class Victims { kFramesThenLeaves, kLeaves };
@@ -385,9 +425,14 @@ class Engine::Core {
   absl::StatusOr<absl::flat_hash_set<TrieNodeId>> EndsOfOtherSessions(
       TenantId tenant, std::string_view session_id,
       const std::vector<std::pair<NodeRef, TrieNodeId>>& path);
+  std::vector<NodeRef> SelectedNodes(TenantId tenant, const Selection& selection,
+                                     const std::vector<std::pair<NodeRef, TrieNodeId>>& path,
+                                     const absl::flat_hash_set<TrieNodeId>& other_ends) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // Counts, logs and unlinks a frame that failed its check with `why`.
   void OnDamagedFrame(const StoredFrame& frame, const absl::Status& why);
   void DropDamagedFrame(const StoredFrame& frame);
+  void DropFrame(const StoredFrame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void ExpireNodes();
   void DropEndedPins();
   void SweepSessions();
@@ -398,17 +443,32 @@ class Engine::Core {
 
   // engine_recode.cc
   struct RecodeTask;
+  // What a put names a stored path by.
+  struct StoredPath {
+    TenantId tenant;
+    ModelId model;
+    std::shared_ptr<const RegisteredModel> registered;
+    std::string salt;
+    std::vector<std::pair<std::uint32_t, std::string>> extra_keys;  // by block
+    std::vector<TrieNodeId> nodes;                                  // from the first block on
+  };
+  // REQUIRES: its model is registered.
+  StoredPath PathTo(NodeRef last) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   std::optional<RecodeTask> FindRecodeTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(recode_mutex_);
   // The model's newest profile, if it has the level; nullopt: nothing of the model is recoded.
   std::optional<ProfileId> ProfileToRecodeWith(ModelSlot slot) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   absl::Status Recode(const RecodeTask& task);
-  absl::StatusOr<std::vector<TokenId>> TokensOfPath(const RecodeTask& task);
+  absl::StatusOr<std::vector<TokenId>> TokensOfPath(const StoredPath& path);
   absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> EncodeBlocks(
       const RecodeTask& task, std::span<const TokenId> tokens);
-  absl::Status AddFrames(const RecodeTask& task, std::span<const TokenId> tokens,
-                         const std::map<std::uint32_t, EncodedFrame>& frames);
-  std::vector<absl::StatusOr<LoadedFrame>> ReadRawNow(std::span<const StoredFrame> frames);
+  struct AddedFrames {
+    std::uint64_t blocks = 0;
+    std::uint64_t bytes = 0;
+  };
+  absl::Status AddFrames(const StoredPath& path, std::span<const TokenId> tokens,
+                         const std::map<std::uint32_t, EncodedFrame>& frames, PutAnnouncement put,
+                         AddedFrames* added);
   // Somebody waits for the disk or for decoding.
   bool IsBusy() const;
   void RunRecoder();
@@ -419,6 +479,8 @@ class Engine::Core {
   absl::Status SaveModels();
   absl::Status LoadNodes(const OpenProgress& progress);
   absl::Status RebuildFromSegments(const OpenProgress& progress);
+  std::vector<RungReference> ReferencesOnDisk(const PayloadLocation& at, std::size_t block_tokens);
+  absl::Status FindRungsOfReferences(std::span<const std::pair<TenantId, TrieNodeId>> members);
   absl::Status LoadIdentity();
   void LoadPins();
   void NoteMissingProfiles();
@@ -448,6 +510,7 @@ class Engine::Core {
   absl::flat_hash_map<ModelSlot, std::shared_ptr<const RegisteredModel>> models_
       ABSL_GUARDED_BY(index_mutex_);
   FrameCensus census_ ABSL_GUARDED_BY(index_mutex_);
+  ReferenceCounts references_ ABSL_GUARDED_BY(index_mutex_);
   HoldTable holds_ ABSL_GUARDED_BY(index_mutex_);
   using Expiry = std::pair<std::uint32_t, TrieNodeId>;
   std::priority_queue<Expiry, std::vector<Expiry>, std::greater<>> expiries_
@@ -471,6 +534,8 @@ class Engine::Core {
   bool ending_ ABSL_GUARDED_BY(sync_mutex_) = false;
   absl::Mutex syncing_mutex_;  // one sync at a time
 
+  // Members whose references are in the way of something.
+  std::vector<TrieNodeId> to_detach_ ABSL_GUARDED_BY(change_mutex_);
   NodeRef two_frame_hand_ ABSL_GUARDED_BY(change_mutex_) = 1;  // where the search for them goes on
   bool ballast_there_ ABSL_GUARDED_BY(change_mutex_) = false;
 

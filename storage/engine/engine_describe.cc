@@ -125,6 +125,8 @@ EngineStats Engine::Core::Stats() {
   stats.undecoded_blocks_total = c.undecoded_blocks;
   stats.decode_errors_total = c.decode_errors;
   stats.undecodable_frames_total = c.undecodable_frames;
+  stats.detached_blocks_total = c.detached_blocks;
+  stats.lost_members_total = c.lost_members;
   stats.recoded_blocks_total = c.recoded_blocks;
   stats.recoded_raw_bytes_total = c.recoded_raw_bytes;
   stats.recoded_bytes_total = c.recoded_bytes;
@@ -177,6 +179,7 @@ EngineStats Engine::Core::Stats() {
     stats.index_bytes = index_.memory_bytes();
     stats.token_cache_bytes = index_.token_cache_bytes();
     stats.lease_count = holds_.lease_count();
+    stats.reference_count = references_.size();
     stats.pin_count = holds_.pins().size();
     stats.pinned_bytes = holds_.pinned_bytes();
   }

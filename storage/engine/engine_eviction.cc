@@ -48,7 +48,7 @@ std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes) {
     while (true) {
       NodeRef child = index_.node(ref).first_child;
       while (child != 0 && chosen.contains(child)) child = index_.node(child).next_sibling;
-      if (child == 0) return holds_.IsHeld(ref) ? 0 : ref;
+      if (child == 0) return MustStay(ref) ? 0 : ref;
       ref = child;
     }
   };
@@ -102,7 +102,7 @@ std::vector<NodeRef> Engine::Core::ChooseTwoFrameNodes(std::uint64_t bytes) {
   const std::uint32_t now = NowSeconds();
   const auto is_candidate = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
     return index_.alive(ref) && index_.node(ref).has_other() && !held.contains(ref) &&
-           !taken.contains(ref);
+           !taken.contains(ref) && !references_.IsReferenced(index_.node(ref).id);
   };
   std::uint64_t total_bytes = 0;
   for (; total_bytes < bytes && left > 0; --left) {
@@ -202,7 +202,7 @@ absl::Status Engine::Core::DropOtherFrames(const std::vector<NodeRef>& refs,
       absl::MutexLock lock(&index_mutex_);
       for (const Dropped& drop : drops) {
         index_.SetFrames(drop.ref, FramesOf(drop.row));
-        census_.Remove(index_.node(drop.ref).model, drop.rung);
+        UncountFrame(drop.ref, drop.rung);
         frees.push_back(LocationOf(drop.rung));
       }
     }

@@ -57,6 +57,7 @@ void Engine::Core::Enqueue(std::vector<PublishItem> items) {
 Engine::Core::Arrival Engine::Core::ArrivalOf(const IndexNode& node,
                                               const PublishItem& item) const {
   if (!node.has_frame() || node.expired(NowSeconds())) return Arrival::kNew;
+  if (item.session->detaches_at && node.codec() == CodecId::kReferenced) return Arrival::kUpgrade;
   const Quality quality = item.rung.quality;
   const auto on_rung = node.quality_on(item.rung.rung);
   const bool adds_nothing = (on_rung && IsAtLeast(*on_rung, quality)) ||
@@ -156,6 +157,8 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
     absl::MutexLock lock(&index_mutex_);
     if (session.hold.ref != 0) holds_.Release(session.hold);
     session.hold = {};
+    for (const HoldTable::Hold& hold : session.reference_holds) holds_.Release(hold);
+    session.reference_holds.clear();
     --open_puts_;
   };
 
@@ -234,7 +237,9 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
     PendingNode node;
     if (!is_twin && arrival != Arrival::kDuplicate) {
       absl::Status prepared = CheckProfile(item);  // it may have been deleted meanwhile
+      if (prepared.ok()) prepared = CheckReferences(item);
       if (prepared.ok()) prepared = PrepareNode(item, existing, arrival, &node);
+      if (prepared.ok()) prepared = CheckNotNeeded(item, node);
       if (!prepared.ok()) {
         fail(std::move(item), prepared);
         continue;
@@ -311,7 +316,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
       NodeRef ref = node.existing;
       if (ref != 0) {
         for (const RungRow& dropped : node.dropped) {
-          census_.Remove(node.session->slot, dropped);
+          UncountFrame(ref, dropped);
           frees.push_back(LocationOf(dropped));
         }
         index_.SetFrames(ref, frames);
@@ -333,7 +338,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
              .expires_seconds = static_cast<std::uint32_t>(node.row.expires_unix_seconds),
              .priority = node.row.priority});
       }
-      census_.Add(node.session->slot, *node.row.FindRung(node.item->rung.rung));
+      CountFrame(ref, *node.row.FindRung(node.item->rung.rung));
       if (node.row.expires_unix_seconds != 0) {
         expiries_.emplace(static_cast<std::uint32_t>(node.row.expires_unix_seconds), node.id);
       }

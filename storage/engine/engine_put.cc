@@ -23,6 +23,7 @@ constexpr std::uint64_t kTakenTogetherBytes = std::uint64_t{256} << 10;
 
 // A node that a put of this session would add nothing to.
 bool HasEnough(const TriePutSession& session, std::uint32_t block, const IndexNode& node) {
+  if (session.detaches_at) return node.codec() != CodecId::kReferenced;
   const Quality wanted = session.Wanted(block);
   if (!session.beside_exact) return node.any_serves(wanted);
   const auto coded = node.quality_on(Rung::kCoded);
@@ -59,6 +60,7 @@ ExpectedBlock TriePutSession::Expect(std::uint32_t block) const {
   expected.descriptor.row = MakeRow(block);
   expected.frame_quality_min = quality;
   expected.served_quality_max = ServedMax(block);
+  expected.offered_references = references;
   return expected;
 }
 
@@ -209,6 +211,8 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   session->quality = put.quality;
   session->beside_exact = put.beside_exact;
   session->only_existing = put.only_existing;
+  session->detaches_at = put.detaches_at;
+  session->references = std::make_shared<const std::vector<RungReference>>(put.references);
   session->durable = put.durable;
   session->priority = put.priority;
   session->created_unix_seconds = clock_.UnixSeconds();
@@ -268,6 +272,12 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
       } else {
         block.state = TriePutSession::State::kFailed;  // nobody will send it
       }
+    }
+    for (const RungReference& reference : put.references) {
+      const NodeRef ref = index_.FindById(reference.node);
+      if (ref == 0) continue;  // publishing finds that out
+      session->reference_holds.push_back({ref, reference.node});
+      holds_.Take(session->reference_holds.back());
     }
     if (session->hold.ref != 0) holds_.Take(session->hold);
     deepest_stored = session->hold.id;

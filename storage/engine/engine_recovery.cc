@@ -298,6 +298,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
   std::vector<ProfileId> profiles(1);
   absl::flat_hash_map<ProfileId, std::uint32_t> numbers_of_profiles;
   absl::flat_hash_map<NodeRef, RungRow> other_rungs;
+  absl::flat_hash_map<NodeRef, std::vector<RungReference>> references;
   std::vector<std::string> bad_keys;
   std::uint64_t alien_rows = 0;
   const std::uint32_t now = NowSeconds();
@@ -342,6 +343,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
             other_rungs.emplace(ref, rung);
             continue;
           }
+          if (!rung.references.empty()) references.emplace(ref, rung.references);
           if (rung.profile.empty()) continue;
           const auto [number, is_new] = numbers_of_profiles.try_emplace(
               rung.profile, static_cast<std::uint32_t>(profiles.size()));
@@ -384,14 +386,29 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
              .segment = node.frame.segment,
              .offset_units = node.frame.offset_units,
              .record_bytes = node.frame.record_bytes});
+        if (const auto found = references.find(ref); found != references.end()) {
+          rungs.back().references = found->second;
+        }
       }
       if (const auto other = other_rungs.find(ref); other != other_rungs.end()) {
         rungs.push_back(other->second);
       }
       return rungs;
     };
+    const auto keep_only = [&](NodeRef ref, std::vector<RungRow> rungs)
+                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_) {
+                                 NodeRow left;
+                                 left.provenance = index_.node(ref).on_lossy != 0
+                                                       ? Provenance::kOnLossy
+                                                       : Provenance::kExact;
+                                 left.rungs = rungs;
+                                 index_.SetFrames(ref, FramesOf(left));
+                                 kept_rungs[ref] = std::move(rungs);
+                               };
     std::vector<NodeRef> orphans;
     std::vector<NodeRef> frameless;
+    std::vector<NodeRef> members;  // with a frame that was coded against others
+    std::uint64_t lost_member_count = 0;
     for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
       if (!index_.alive(ref)) continue;
       const IndexNode& node = index_.node(ref);
@@ -399,14 +416,11 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       const auto lost = std::erase_if(rungs, [this](const RungRow& rung) {
         return !payload_->MarkLive(LocationOf(rung)).ok();
       });
-      for (const RungRow& rung : rungs) census_.Add(node.model, rung);
-      if (lost > 0) {
-        NodeRow left;
-        left.provenance = node.on_lossy != 0 ? Provenance::kOnLossy : Provenance::kExact;
-        left.rungs = rungs;
-        index_.SetFrames(ref, FramesOf(left));
-        kept_rungs.emplace(ref, std::move(rungs));
+      for (const RungRow& rung : rungs) CountFrame(ref, rung);
+      for (const RungRow& rung : rungs) {
+        if (!rung.references.empty()) members.push_back(ref);
       }
+      if (lost > 0) keep_only(ref, std::move(rungs));
       if (!node.has_frame()) frameless.push_back(ref);
       NodeRef parent = 0;
       if (!parents[ref].empty()) {
@@ -424,7 +438,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       const TenantId tenant = index_.model(node.model).tenant;
       batches.Of(tenant).Delete(MetaTable::kNodes, NodeRowKey{tenant, node.id}.Encode());
       for (const RungRow& rung : rungs_of(ref)) {
-        census_.Remove(node.model, rung);
+        UncountFrame(ref, rung);
         unreferenced.push_back(LocationOf(rung));
       }
       index_.Erase(ref);
@@ -433,6 +447,34 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
     std::vector<NodeRef> dropped;
     for (const NodeRef orphan : orphans) CollectSubtree(orphan, &dropped);
     for (const NodeRef ref : dropped) drop(ref);
+    // What was coded against a frame that is gone is of no use.
+    for (const NodeRef ref : members) {
+      if (!index_.alive(ref)) continue;
+      const IndexNode& node = index_.node(ref);
+      std::vector<RungRow> rungs = rungs_of(ref);
+      const auto bad = std::find_if(
+          rungs.begin(), rungs.end(),
+          [&](const RungRow& rung) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+            return std::any_of(rung.references.begin(), rung.references.end(),
+                               [&](const RungReference& reference)
+                                   ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+                                     const NodeRef named = index_.FindById(reference.node);
+                                     return named == 0 || index_.node(named).model != node.model ||
+                                            !index_.node(named).quality_on(reference.rung);
+                                   });
+          });
+      if (bad == rungs.end()) continue;
+      UncountFrame(ref, *bad);
+      unreferenced.push_back(LocationOf(*bad));
+      rungs.erase(bad);
+      keep_only(ref, std::move(rungs));
+      if (!node.has_frame()) frameless.push_back(ref);
+      ++lost_member_count;
+    }
+    if (lost_member_count > 0) {
+      recovery_.notes.push_back(absl::StrCat(
+          lost_member_count, " frames were coded against blocks that are gone; they are dropped"));
+    }
     // A block whose payload is gone: useless at the end of a path, else it waits to be put again.
     std::erase_if(frameless, [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
       return !index_.alive(ref);
@@ -482,6 +524,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
 absl::Status Engine::Core::RebuildFromSegments(const OpenProgress& progress) {
   ProgressMeter meter(progress);
   absl::flat_hash_map<std::pair<TenantId, TrieNodeId>, NodeRow> rows;  // not written yet
+  std::vector<std::pair<TenantId, TrieNodeId>> members;  // with a frame coded against others
   const auto write_rows = [&]() -> absl::Status {
     BatchesByTenant batches;
     for (const auto& [key, row] : rows) {
@@ -502,13 +545,55 @@ absl::Status Engine::Core::RebuildFromSegments(const OpenProgress& progress) {
       auto stored = ReadRow(descriptor->tenant, descriptor->node);
       row = stored.ok() ? *std::move(stored) : std::move(descriptor->row);
     }
-    row.SetRung({descriptor->rung, descriptor->quality, descriptor->codec, descriptor->profile,
-                 at.segment, at.offset_units, at.record_bytes});
+    RungRow rung{descriptor->rung, descriptor->quality, descriptor->codec, descriptor->profile,
+                 at.segment,       at.offset_units,     at.record_bytes};
+    if (rung.codec == CodecId::kReferenced) {
+      rung.references = ReferencesOnDisk(at, row.tokens.size());
+      if (rung.references.empty()) return;  // damaged: the block has to be put again
+      members.emplace_back(descriptor->tenant, descriptor->node);
+    }
+    row.SetRung(rung);
     if (rows.size() >= kRowsPerBatch) written = write_rows();
   }));
   KV_RETURN_IF_ERROR(written);
   KV_RETURN_IF_ERROR(write_rows());
+  KV_RETURN_IF_ERROR(FindRungsOfReferences(members));
   return LoadNodes(progress);
+}
+
+// What the frame of a record was coded against, on a rung that is yet to be found. Empty: it is
+// damaged.
+std::vector<RungReference> Engine::Core::ReferencesOnDisk(const PayloadLocation& at,
+                                                          std::size_t block_tokens) {
+  std::vector<RungReference> references;
+  const auto stored = payload_->Read(at);
+  if (!stored.ok()) return references;
+  const auto view = FrameView::Parse(stored->view);
+  if (!view.ok()) return references;
+  const auto table = ReferencesOf(*view, block_tokens);
+  if (!table.ok()) return references;
+  for (const FrameReference& reference : table->references) {
+    references.push_back({.node = reference.node, .rung = Rung::kCoded});
+  }
+  return references;
+}
+
+// A coded frame where there is one: what is coded is kept longer, and others were coded against it.
+absl::Status Engine::Core::FindRungsOfReferences(
+    std::span<const std::pair<TenantId, TrieNodeId>> members) {
+  BatchesByTenant batches;
+  for (const auto& [tenant, node] : members) {
+    auto row = ReadRow(tenant, node);
+    if (!row.ok()) continue;
+    for (RungRow& rung : row->rungs) {
+      for (RungReference& reference : rung.references) {
+        const auto named = ReadRow(tenant, reference.node);
+        if (named.ok() && named->FindRung(Rung::kCoded) == nullptr) reference.rung = Rung::kExact;
+      }
+    }
+    batches.Of(tenant).Put(MetaTable::kNodes, NodeRowKey{tenant, node}.Encode(), row->Encode());
+  }
+  return batches.WriteTo(*meta_);
 }
 
 void Engine::Core::LoadPins() {

@@ -57,6 +57,9 @@ struct EngineStats {
   std::uint64_t token_cache_misses_total = 0;
   std::uint64_t syncs_total = 0;
   std::uint64_t sync_errors_total = 0;
+  // Blocks that were coded against others, which were to go: coded anew, or lost with them.
+  std::uint64_t detached_blocks_total = 0;
+  std::uint64_t lost_members_total = 0;
   // Exact blocks that got a coded frame in the background.
   std::uint64_t recoded_blocks_total = 0;
   std::uint64_t recoded_raw_bytes_total = 0;
@@ -83,6 +86,7 @@ struct EngineStats {
   std::uint64_t put_memory_bytes = 0;  // begun, not finished
   std::uint64_t open_puts = 0;
   std::uint64_t lease_count = 0;
+  std::uint64_t reference_count = 0;  // pairs of a block and one that it was coded against
   std::uint64_t pin_count = 0;
   std::uint64_t pinned_bytes = 0;
   std::uint64_t recode_waiting_blocks = 0;  // exact ones without a coded frame, 0 while it is off

@@ -57,6 +57,7 @@ void Engine::Core::RunMaintenance() {
   }
   DropEndedPins();
   ExpireNodes();
+  DetachQueued();
   SweepSessions();
   {
     absl::MutexLock change(&change_mutex_);

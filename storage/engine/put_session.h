@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "storage/kv/ids.h"
 #include "storage/kv/path.h"
 #include "storage/kv/quality.h"
+#include "storage/meta/node_row.h"
 
 namespace kvtrie {
 
@@ -36,6 +38,11 @@ struct PutAnnouncement {
   // Adds frames to nodes that are there, each on its own; those that are gone by then stay gone
   // (NotFound).
   bool only_existing = false;
+  // Frames that those that come may be coded against; each stays until the put ends.
+  std::vector<RungReference> references;
+  // Replaces a coded frame that was coded against others, by one that is served at no more than
+  // this. For the engine's own use.
+  std::optional<Quality> detaches_at;
   bool durable = false;
   std::chrono::seconds ttl{0};
   std::uint32_t priority = 0;

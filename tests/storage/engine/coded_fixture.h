@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "storage/base/byte_order.h"
+#include "storage/codec/reference_table.h"
 #include "tests/storage/engine/engine_fixture.h"
 
 namespace kvtrie {
@@ -105,6 +107,19 @@ class FakeCodec final : public BlockCodec {
   std::function<absl::Status()> fail;                        // set before the engine uses it
 
  private:
+  static absl::Status CheckReferences(const FrameToDecode& block) {
+    const auto table = ReferencesOf(block.frame, block.tokens.size());
+    if (!table.ok()) return table.status();
+    for (const FrameReference& wanted : table->references) {
+      const bool is_there =
+          std::any_of(block.references.begin(), block.references.end(), [&](const auto& given) {
+            return given.node == wanted.node && given.first_position == wanted.first_position &&
+                   DigestOfKv(given.raw) == wanted.digest;
+          });
+      if (!is_there) return absl::InternalError("a reference is missing or another one");
+    }
+    return absl::OkStatus();
+  }
   absl::Status DecodeOne(const ModelSpec& spec, const FrameToDecode& block,
                          ProfileStore& profiles) const {
     ++calls;
@@ -118,8 +133,13 @@ class FakeCodec final : public BlockCodec {
       const auto profile = profiles.Read(block.frame.profile());
       if (!profile.ok()) return absl::FailedPreconditionError(profile.status().message());
     }
-    const auto pattern = CodedPattern(
-        LoadLittle<std::uint32_t>(block.frame.body().data() + kFrameBindingBytes), raw.size());
+    const auto body = block.frame.body();
+    std::size_t at = kFrameBindingBytes;
+    if (block.frame.codec() == CodecId::kReferenced) {
+      if (const absl::Status status = CheckReferences(block); !status.ok()) return status;
+      at = body.size() - 4;
+    }
+    const auto pattern = CodedPattern(LoadLittle<std::uint32_t>(body.data() + at), raw.size());
     std::copy(pattern.begin(), pattern.end(), raw.begin());
     return absl::OkStatus();
   }
@@ -148,7 +168,11 @@ class CodedFixture : public EngineFixture {
     CodecId codec = CodecId::kResidual;
     Quality quality = Quality::kHigh;
     std::size_t body_bytes = 600;
+    std::vector<FrameReference> references = {};  // each of its own token
   };
+  static FrameKind Referenced(Quality quality, std::vector<FrameReference> references) {
+    return {CodecId::kReferenced, quality, 400, std::move(references)};
+  }
   static FrameKind Residual(Quality quality) { return {CodecId::kResidual, quality, 600}; }
   static FrameKind Rotated() { return {CodecId::kRotated, Quality::kUnrated, 700}; }
 
@@ -169,9 +193,22 @@ class CodedFixture : public EngineFixture {
     std::vector<std::byte> body(kind.body_bytes);
     WriteFrameBinding({.first_position = block * spec_.block_tokens,
                        .tokens_crc32c = Crc32c(std::as_bytes(tokens)),
-                       .profile = kind.codec == CodecId::kResidual ? profile_ : ProfileId{}},
+                       .profile = kind.codec == CodecId::kRotated ? ProfileId{} : profile_},
                       std::span(body).first(kFrameBindingBytes));
-    StoreLittle(body.data() + kFrameBindingBytes, NumberOf(path, block, kind));
+    std::size_t number_at = kFrameBindingBytes;
+    if (kind.codec == CodecId::kReferenced) {
+      ByteWriter writer;
+      // Flags, tokens kept exact, one section, with which both layers are complete.
+      for (const int field : {0, 0, 1, 2}) writer.Write(static_cast<std::uint16_t>(field));
+      ReferenceTable table{.references = kind.references, .runs = {}};
+      for (std::uint16_t i = 0; i < kind.references.size(); ++i) {
+        table.runs.push_back({.first_token = i, .token_count = 1, .reference = i, .offset = 0});
+      }
+      table.Write(writer);
+      std::memcpy(body.data() + kFrameBindingBytes, writer.text().data(), writer.text().size());
+      number_at = body.size() - 4;
+    }
+    StoreLittle(body.data() + number_at, NumberOf(path, block, kind));
     const FrameSection section{static_cast<std::uint32_t>(body.size()), Crc32c(body)};
     std::vector<std::byte> frame(FrameHeaderBytes(1));
     WriteFrameHeader({.codec = kind.codec,
@@ -217,6 +254,14 @@ class CodedFixture : public EngineFixture {
     mutex.Await(absl::Condition(&none_open));
     return results;
   }
+  // What a block is named by in frames that are coded against its frame of this kind.
+  FrameReference ReferenceTo(const PathView& path, std::uint32_t block, const FrameKind& kind) {
+    return {.node = NodesOf(LookupAt(path, Quality::kUnrated))[block],
+            .digest = DigestOfKv(kind.codec == CodecId::kRaw ? Pattern(path, block)
+                                                             : DecodedBytes(path, block, kind)),
+            .first_position = block * spec_.block_tokens};
+  }
+
   // Puts that must succeed.
   void MustPutFrames(const PathView& path, const FrameKind& kind, bool beside_exact = false) {
     PutAnnouncement put;
