@@ -306,7 +306,10 @@ class RunIndex::Search {
     int left = kChildrenMax;
     for (NodeRef child = trie_.node(ref).first_child; child != 0 && left > 0 && found_.is_complete;
          child = trie_.node(child).next_sibling, --left) {
-      const auto stored = Read(child, at, /*is_wanted=*/false);
+      // Of many children few have anything in common; those with a whole cell are found by it.
+      const bool is_only =
+          trie_.node(ref).first_child == child && trie_.node(child).next_sibling == 0;
+      const auto stored = Read(child, at, /*is_wanted=*/is_only);
       if (stored.empty()) continue;
       const std::uint32_t same = SameForwards(stored, 0, at);
       if (same > nearest.second) nearest = {child, same};

@@ -35,6 +35,7 @@ TEST(EngineOptionsTest, NamesTheFieldThatIsOutOfRange) {
       {"token_cache_bytes", [](EngineOptions& o) { o.token_cache_bytes = 0; }},
       {"put_memory_bytes", [](EngineOptions& o) { o.put_memory_bytes = 0; }},
       {"index_bytes_max", [](EngineOptions& o) { o.index_bytes_max = 0; }},
+      {"run_index_bytes", [](EngineOptions& o) { o.run_index_bytes = 1; }},
       {"io_threads", [](EngineOptions& o) { o.io_threads = 0; }},
       {"io_threads", [](EngineOptions& o) { o.io_threads = 257; }},
       {"io_queue_max", [](EngineOptions& o) { o.io_queue_max = 0; }},
