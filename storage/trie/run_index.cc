@@ -24,6 +24,8 @@ constexpr int kChildrenMax = 64;
 constexpr std::uint64_t kStepsPerNode = 8;
 // So that short queries are not cut short by it.
 constexpr std::uint64_t kStepsMin = 1u << 16;
+// Some milliseconds, for which the trie is held.
+constexpr std::uint64_t kStepsMax = 4'000'000;
 constexpr std::size_t kProbesAhead = 12;
 // Every so many nodes a path's salt is remembered.
 constexpr std::uint32_t kSaltStride = 32;
@@ -128,7 +130,7 @@ class RunIndex::Search {
         trie_(trie),
         query_(query),
         block_tokens_(trie.model(query.model).block_tokens),
-        steps_max_(kStepsMin + kStepsPerToken * query.tokens.size()) {}
+        steps_max_(std::min(kStepsMin + kStepsPerToken * query.tokens.size(), kStepsMax)) {}
 
   RunFindings Run() {
     if (block_tokens_ != 0 && index_.table_.size() != 0) {
