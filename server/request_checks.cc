@@ -196,6 +196,21 @@ absl::Status CheckLookupQuery(const v1::LookupQuery& query) {
   return CheckSession(query.session_id());
 }
 
+absl::Status CheckSimilar(const v1::SimilarRequest& request, const RequestLimits& limits) {
+  if (!request.has_prefix()) return Invalid("prefix: missing; it names the model and the tokens");
+  const std::size_t token_count = request.prefix().tokens().size() / sizeof(TokenId);
+  if (token_count > kSimilarTokensMax) {
+    return Invalid("prefix.tokens: ", token_count, " are over this call's limit of ",
+                   kSimilarTokensMax, "; send the last ones of a longer text, or fewer");
+  }
+  KV_RETURN_IF_ERROR(CheckPrefix(request.prefix(), limits));
+  if (request.session_count() > kSimilarSessionsMax) {
+    return Invalid("session_count: ", request.session_count(), " is over the limit of ",
+                   kSimilarSessionsMax);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckFetch(const v1::FetchRequest& request, const RequestLimits& limits) {
   const bool by_node = !request.node_ids().empty();
   if (by_node && request.has_prefix()) {

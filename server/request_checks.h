@@ -19,6 +19,8 @@ struct RequestLimits {
 
 // Upper bounds that the wire contract states for every server.
 inline constexpr std::size_t kModelsPerQueryMax = 64;
+inline constexpr std::size_t kSimilarTokensMax = 262'144;
+inline constexpr std::uint32_t kSimilarSessionsMax = 64;
 inline constexpr std::size_t kFetchBlocksMax = 65'536;
 inline constexpr std::size_t kTopKMax = 64;
 inline constexpr std::uint32_t kPriorityMax = 15;
@@ -34,6 +36,7 @@ absl::Status CheckPutProfile(const v1::PutProfileRequest& request, std::size_t p
 absl::Status CheckProfileId(std::string_view profile_id);
 absl::Status CheckLookup(const v1::LookupRequest& request, const RequestLimits& limits);
 absl::Status CheckLookupQuery(const v1::LookupQuery& query);
+absl::Status CheckSimilar(const v1::SimilarRequest& request, const RequestLimits& limits);
 absl::Status CheckFetch(const v1::FetchRequest& request, const RequestLimits& limits);
 absl::Status CheckAnnounce(const v1::PutAnnounce& announce, const RequestLimits& limits);
 // The chunks of a message against the bytes that came with it.

@@ -1,5 +1,6 @@
 #include "server/wire_conversion.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -87,6 +88,30 @@ void ToProto(const LookupResult& result, v1::LookupResult* proto) {
   }
   proto->set_fetch_bytes(result.fetch_bytes);
   if (result.matched_blocks > 0) proto->set_quality(ToProto(result.quality));
+}
+
+void ToProto(const SimilarResult& result, v1::SimilarResponse* proto) {
+  constexpr std::size_t kRunsMax = 256;
+  for (const NearSession& near : result.sessions) {
+    v1::SimilarSession* session = proto->add_sessions();
+    session->set_node_id(std::string(near.end.view()));
+    for (const std::string& id : near.session_ids) session->add_session_ids(id);
+    session->set_blocks(near.blocks);
+    session->set_shared_prefix_blocks(near.shared_prefix_blocks);
+    session->set_shared_prefix_bits(near.shared_prefix_bits);
+    session->set_shared_run_tokens(near.shared_run_tokens);
+    session->set_shared_run_bits(near.shared_run_bits);
+    for (std::size_t i = 0; i < std::min(near.runs.size(), kRunsMax); ++i) {
+      v1::SharedRun* run = session->add_runs();
+      run->set_first_token(near.runs[i].first_token);
+      run->set_token_count(near.runs[i].token_count);
+      run->set_node_id(std::string(near.runs[i].node.view()));
+      run->set_node_offset(near.runs[i].offset);
+      run->set_bits(near.runs[i].bits);
+    }
+  }
+  proto->set_matched_blocks(result.matched_blocks);
+  proto->set_work_limit_reached(!result.is_complete);
 }
 
 void ToProto(const NodeInfo& node, v1::NodeEntry* proto) {

@@ -64,6 +64,8 @@ std::vector<TrieNodeId> NodeIdsFromProto(std::string_view bytes);
 Selection FromProto(const v1::Selection& proto, std::unique_ptr<RequestPath>* path);
 
 void ToProto(const LookupResult& result, v1::LookupResult* proto);
+// Of each session, the longest runs.
+void ToProto(const SimilarResult& result, v1::SimilarResponse* proto);
 void ToProto(const NodeInfo& node, v1::NodeEntry* proto);
 void ToProto(const ModelInfo& model, v1::ModelEntry* proto);
 void ToProto(const StoredProfile& profile, v1::ProfileEntry* proto);

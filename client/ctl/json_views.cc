@@ -119,6 +119,33 @@ nlohmann::ordered_json NodeToJson(const v1::NodeEntry& node) {
   return json;
 }
 
+nlohmann::ordered_json SimilarToJson(const v1::SimilarResponse& similar) {
+  nlohmann::ordered_json sessions = nlohmann::json::array();
+  for (const v1::SimilarSession& session : similar.sessions()) {
+    nlohmann::ordered_json runs = nlohmann::json::array();
+    for (const v1::SharedRun& run : session.runs()) {
+      runs.push_back({{"first_token", run.first_token()},
+                      {"token_count", run.token_count()},
+                      {"node_id", IdToHex(run.node_id())},
+                      {"node_offset", run.node_offset()},
+                      {"bits", run.bits()}});
+    }
+    nlohmann::ordered_json ids = nlohmann::json::array();
+    for (const std::string& id : session.session_ids()) ids.push_back(id);
+    sessions.push_back({{"node_id", IdToHex(session.node_id())},
+                        {"session_ids", std::move(ids)},
+                        {"blocks", session.blocks()},
+                        {"shared_prefix_blocks", session.shared_prefix_blocks()},
+                        {"shared_prefix_bits", session.shared_prefix_bits()},
+                        {"shared_run_tokens", session.shared_run_tokens()},
+                        {"shared_run_bits", session.shared_run_bits()},
+                        {"runs", std::move(runs)}});
+  }
+  return {{"sessions", std::move(sessions)},
+          {"matched_blocks", similar.matched_blocks()},
+          {"work_limit_reached", similar.work_limit_reached()}};
+}
+
 nlohmann::ordered_json PinToJson(const v1::PinEntry& pin) {
   return {{"pin_id", IdToHex(pin.pin_id())},
           {"node_id", IdToHex(pin.node_id())},

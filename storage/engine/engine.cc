@@ -190,6 +190,9 @@ std::optional<absl::StatusOr<LookupResult>> Engine::TryLookup(TenantId tenant,
 absl::StatusOr<LookupResult> Engine::Lookup(TenantId tenant, const LookupQuery& query) {
   return *core_->Lookup(tenant, query, /*may_block=*/true);
 }
+absl::StatusOr<SimilarResult> Engine::Similar(TenantId tenant, const SimilarRequest& request) {
+  return core_->Similar(tenant, request);
+}
 void Engine::ReleaseLease(TenantId tenant, const LeaseId& lease) {
   core_->ReleaseLease(tenant, lease);
 }

@@ -24,6 +24,7 @@
 #include "storage/engine/event_log.h"
 #include "storage/engine/profile_store.h"
 #include "storage/engine/put_session.h"
+#include "storage/engine/similar_result.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/model_spec.h"
 #include "storage/kv/path.h"
@@ -222,6 +223,9 @@ class Engine {
   std::optional<absl::StatusOr<LookupResult>> TryLookup(TenantId tenant, const LookupQuery& query);
   absl::StatusOr<LookupResult> Lookup(TenantId tenant, const LookupQuery& query);
   void ReleaseLease(TenantId tenant, const LeaseId& lease);
+
+  // The stored sessions that have most in common with a text, nearest first. May block.
+  absl::StatusOr<SimilarResult> Similar(TenantId tenant, const SimilarRequest& request);
 
   // The smallest frame of at least `min_quality` for each block, nullopt where there is none; of
   // those that can be read as is wished, if there are any. In order. TryFindFrames gives nullopt

@@ -31,6 +31,8 @@
 #include "storage/meta/node_row.h"
 #include "storage/payload/payload_store.h"
 #include "storage/trie/path_hash.h"
+#include "storage/trie/run_index.h"
+#include "storage/trie/session_ends.h"
 #include "storage/trie/trie_index.h"
 
 namespace kvtrie {
@@ -62,6 +64,7 @@ struct EngineCounters {
       deleted_blocks{0}, refused_full{0};
   Counter decoded_blocks{0}, undecoded_blocks{0}, decode_errors{0}, undecodable_frames{0};
   std::atomic<std::int64_t> decode_nanoseconds{0};
+  Counter similar_queries{0}, similar_cut_short{0};
   Counter token_cache_misses{0}, syncs{0}, sync_errors{0};
   Counter detached_blocks{0}, lost_members{0};
   Counter recoded_blocks{0}, recoded_raw_bytes{0}, recoded_bytes{0}, recode_failed_blocks{0};
@@ -157,6 +160,9 @@ class Engine::Core {
                                                Quality min_quality, ReadAs as);
   std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame, ReadAs as);
   void ReadFrames(std::span<const StoredFrame> frames, ReadAs as, OnFrameRead on_read);
+
+  // --- engine_similar.cc ---
+  absl::StatusOr<SimilarResult> Similar(TenantId tenant, const SimilarRequest& request);
 
   // --- engine_profiles.cc ---
   absl::StatusOr<std::unique_ptr<ProfileUpload>> BeginProfile(TenantId tenant,
@@ -255,6 +261,15 @@ class Engine::Core {
   std::size_t CompareWithRows(const std::vector<std::pair<NodeRef, TrieNodeId>>& nodes,
                               const std::vector<std::uint32_t>& unverified, TenantId tenant,
                               const HashedPath& path);
+
+  // engine_similar.cc
+  // As in RunQuery.
+  std::uint64_t TextSpaceOf(TenantId tenant, const ModelId& model, std::string_view salt) const {
+    return hasher_->Root(tenant, model, salt);
+  }
+  // Reads tokens of nodes that are in no memory.
+  void CacheTokensOf(TenantId tenant, std::span<const std::pair<NodeRef, TrieNodeId>> nodes);
+  void NameSessions(TenantId tenant, std::span<const std::pair<std::string, TrieNodeId>> sessions);
 
   // engine_paths.cc
   // The nodes that a selection of a single path means, deepest last. Empty: nothing is stored.
@@ -483,6 +498,10 @@ class Engine::Core {
   absl::Status FindRungsOfReferences(std::span<const std::pair<TenantId, TrieNodeId>> members);
   absl::Status LoadIdentity();
   void LoadPins();
+  void LoadRuns(std::span<const std::uint64_t> cell_hashes,
+                std::span<const std::size_t> first_cells)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
+  void LoadSessionEnds();
   void NoteMissingProfiles();
   std::string meta_folder() const { return options_.data_dir + "/meta"; }
   std::string payload_folder() const { return options_.data_dir + "/payload"; }
@@ -507,6 +526,8 @@ class Engine::Core {
 
   mutable absl::Mutex index_mutex_;
   TrieIndex index_ ABSL_GUARDED_BY(index_mutex_);
+  std::unique_ptr<RunIndex> runs_ ABSL_PT_GUARDED_BY(index_mutex_);  // constant after LoadIdentity
+  SessionEnds session_ends_ ABSL_GUARDED_BY(index_mutex_);
   absl::flat_hash_map<ModelSlot, std::shared_ptr<const RegisteredModel>> models_
       ABSL_GUARDED_BY(index_mutex_);
   FrameCensus census_ ABSL_GUARDED_BY(index_mutex_);

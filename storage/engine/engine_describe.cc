@@ -154,6 +154,8 @@ EngineStats Engine::Core::Stats() {
   stats.expired_blocks_total = c.expired_blocks;
   stats.deleted_blocks_total = c.deleted_blocks;
   stats.refused_full_total = c.refused_full;
+  stats.similar_queries_total = c.similar_queries;
+  stats.similar_cut_short_total = c.similar_cut_short;
   stats.token_cache_misses_total = c.token_cache_misses;
   stats.syncs_total = c.syncs;
   stats.sync_errors_total = c.sync_errors;
@@ -178,6 +180,10 @@ EngineStats Engine::Core::Stats() {
     }
     stats.index_bytes = index_.memory_bytes();
     stats.token_cache_bytes = index_.token_cache_bytes();
+    stats.run_index_bytes = runs_->table().memory_bytes();
+    stats.run_index_entries = runs_->table().size();
+    stats.forgotten_runs_total = runs_->table().forgotten_total();
+    stats.named_sessions = session_ends_.size();
     stats.lease_count = holds_.lease_count();
     stats.reference_count = references_.size();
     stats.pin_count = holds_.pins().size();

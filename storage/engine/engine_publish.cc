@@ -100,8 +100,10 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
   std::vector<PublishItem> next_group;
 
   std::map<TenantId, MetaBatch> batches;
-  const auto name_session = [&batches](const TriePutSession& session, const TrieNodeId& node) {
+  std::map<TenantId, std::vector<std::pair<std::string, TrieNodeId>>> named_sessions;
+  const auto name_session = [&](const TriePutSession& session, const TrieNodeId& node) {
     if (session.session_id.empty()) return;
+    named_sessions[session.tenant].emplace_back(session.session_id, node);
     batches.try_emplace(session.tenant, session.tenant)
         .first->second.Put(MetaTable::kSessions,
                            SessionRowKey{session.tenant, session.session_id}.Encode(),
@@ -298,6 +300,9 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
     }
   }
   if (!published.empty()) AddToIndex(published);
+  for (const auto& [tenant, sessions] : named_sessions) {
+    if (written[tenant].ok()) NameSessions(tenant, sessions);
+  }
   for (PendingNode& node : published) {
     conclude(*node.item, PutBlockResult{node.id, PutOutcome::kStored});
   }
@@ -337,6 +342,8 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
              .last_used_seconds = now,
              .expires_seconds = static_cast<std::uint32_t>(node.row.expires_unix_seconds),
              .priority = node.row.priority});
+        runs_->Add(index_, ref,
+                   TextSpaceOf(node.session->tenant, node.session->model, node.session->salt));
       }
       CountFrame(ref, *node.row.FindRung(node.item->rung.rung));
       if (node.row.expires_unix_seconds != 0) {

@@ -289,7 +289,10 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     batch.Put(MetaTable::kSessions, SessionRowKey{tenant, session->session_id}.Encode(),
               std::string(deepest_stored.view()));
     absl::MutexLock change(&change_mutex_);
-    WriteMeta(batch).IgnoreError();
+    if (WriteMeta(batch).ok()) {
+      const std::pair<std::string, TrieNodeId> named(session->session_id, deepest_stored);
+      NameSessions(tenant, {&named, 1});
+    }
   }
   return std::make_unique<PutSessionHandle>(*this, std::move(session), std::move(stored));
 }

@@ -196,6 +196,7 @@ absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   // again.
   KV_RETURN_IF_ERROR(meta_->Sync());
   LoadPins();
+  LoadSessionEnds();
 
   KV_ASSIGN_OR_RETURN(PayloadRecoveryStats stats, payload_->FinishRecovery());
   recovery_.unreferenced_bytes = stats.unreferenced_bytes;
@@ -252,6 +253,9 @@ absl::Status Engine::Core::LoadIdentity() {
   }
   hasher_ = std::make_unique<PathHasher>(config->path_hash_seed);
   namer_ = std::make_unique<TrieNodeNamer>(config->namespace_secret);
+  // A secret of its own: the root of nobody.
+  runs_ = std::make_unique<RunIndex>(hasher_->Root(TenantId{0}, ModelId{}, "runs of text"),
+                                     options_.run_index_bytes);
   return absl::OkStatus();
 }
 
@@ -293,6 +297,9 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
   ProgressMeter meter(progress);
   // By node ref: nodes are linked once all are there, since rows come in the order of their ids.
   std::vector<TrieNodeId> parents;
+  // Of the text of each node: what the run index is made of, once all are linked.
+  std::vector<std::uint64_t> cell_hashes;
+  std::vector<std::size_t> first_cells;  // by node ref; of the next one: their end
   // What the rows say of frames beyond what the index keeps.
   std::vector<std::uint32_t> profile_numbers;  // by node ref; 0: none
   std::vector<ProfileId> profiles(1);
@@ -338,6 +345,10 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
              .depth = row->depth});
         parents.resize(index_.ref_end());
         parents[ref] = row->parent;
+        first_cells.resize(index_.ref_end(), cell_hashes.size());
+        if (options_.run_index_bytes != 0 && row->extra_key.empty()) {
+          runs_->HashCells(row->tokens, &cell_hashes);
+        }
         for (const RungRow& rung : row->rungs) {
           if (LocationOf(rung) != LocationOf(frames.frame)) {
             other_rungs.emplace(ref, rung);
@@ -487,6 +498,8 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       if (index_.node(ref).is_leaf()) drop(ref);
     }
     index_.FinishLoading();
+    first_cells.resize(std::size_t{index_.ref_end()} + 1, cell_hashes.size());
+    LoadRuns(cell_hashes, first_cells);
     recovery_.nodes_loaded = index_.node_count();
     recovery_.nodes_dropped += bad_keys.size();
   }
@@ -594,6 +607,55 @@ absl::Status Engine::Core::FindRungsOfReferences(
     batches.Of(tenant).Put(MetaTable::kNodes, NodeRowKey{tenant, node}.Encode(), row->Encode());
   }
   return batches.WriteTo(*meta_);
+}
+
+// Enters all nodes into the index of text runs. Salts stand in first blocks, so the few paths that
+// have one are looked at first, and all other nodes in the order in which they lie in memory.
+void Engine::Core::LoadRuns(std::span<const std::uint64_t> cell_hashes,
+                            std::span<const std::size_t> first_cells) {
+  absl::flat_hash_map<NodeRef, std::uint64_t> salted_spaces;
+  std::vector<std::uint64_t> spaces;  // by model, without a salt
+  for (std::size_t i = 0; i < index_.model_count(); ++i) {
+    const ModelRoot& root = index_.model(static_cast<ModelSlot>(i));
+    spaces.push_back(TextSpaceOf(root.tenant, root.model, {}));
+    for (NodeRef first = root.first_child; first != 0; first = index_.node(first).next_sibling) {
+      if (index_.node(first).has_extra == 0 || index_.salt(first).empty()) continue;
+      const std::uint64_t space = TextSpaceOf(root.tenant, root.model, index_.salt(first));
+      std::vector<NodeRef> nodes;
+      CollectSubtree(first, &nodes);
+      for (const NodeRef node : nodes) salted_spaces.emplace(node, space);
+    }
+  }
+  for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
+    if (!index_.alive(ref)) continue;
+    const IndexNode& node = index_.node(ref);
+    const auto salted = salted_spaces.empty() ? salted_spaces.end() : salted_spaces.find(ref);
+    const std::uint64_t space = salted == salted_spaces.end() ? spaces[node.model] : salted->second;
+    const std::uint32_t block_tokens = index_.model(node.model).block_tokens;
+    if (block_tokens != 0 && block_tokens < RunIndex::kCellTokens) {
+      runs_->Add(index_, ref, space);  // its cells reach into the blocks above
+    } else {
+      runs_->AddHashed(
+          ref, space,
+          cell_hashes.subspan(first_cells[ref], first_cells[ref + 1] - first_cells[ref]));
+    }
+  }
+}
+
+// Names whose last block is gone are swept with their rows.
+void Engine::Core::LoadSessionEnds() {
+  const absl::Status scanned =
+      meta_->Scan(MetaTable::kSessions, "", "", [&](std::string_view key, std::string_view value) {
+        const auto row_key = SessionRowKey::Decode(key);
+        const auto end = TrieNodeId::FromBytes(value);
+        if (!row_key || !end) return true;
+        absl::MutexLock lock(&index_mutex_);
+        const NodeRef ref = index_.FindById(*end);
+        if (ref == 0 || index_.model(index_.node(ref).model).tenant != row_key->tenant) return true;
+        session_ends_.Set(row_key->tenant, row_key->session_id, ref);
+        return true;
+      });
+  if (!scanned.ok()) recovery_.notes.push_back("names of sessions could not be read");
 }
 
 void Engine::Core::LoadPins() {

@@ -119,6 +119,8 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
         }
         for (const PinId& pin : holds_.PinsOn(ref)) holds_.DropPin(pin);
         holds_.Forget(ref);
+        session_ends_.RemoveAt(ref);
+        runs_->Remove(index_, ref);
         index_.Erase(ref);
       }
     }
@@ -283,6 +285,8 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
     batch.Delete(MetaTable::kSessions,
                  SessionRowKey{tenant, std::string(selection.session_id)}.Encode());
     KV_RETURN_IF_ERROR(WriteMeta(batch));
+    absl::MutexLock lock(&index_mutex_);
+    session_ends_.Remove(tenant, selection.session_id);
   }
   return count;
 }

@@ -101,7 +101,7 @@ absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
     std::uint64_t index_bytes;
     {
       absl::ReaderMutexLock lock(&index_mutex_);
-      index_bytes = index_.used_bytes();
+      index_bytes = index_.used_bytes() + session_ends_.memory_bytes();
     }
     const bool index_fits = index_bytes < options_.index_bytes_max;
     const bool limit_fits = used + bytes + allocate_ahead_bytes_ <= limit && index_fits;

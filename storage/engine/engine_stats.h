@@ -54,6 +54,9 @@ struct EngineStats {
   std::uint64_t expired_blocks_total = 0;
   std::uint64_t deleted_blocks_total = 0;
   std::uint64_t refused_full_total = 0;
+  std::uint64_t similar_queries_total = 0;
+  std::uint64_t similar_cut_short_total = 0;  // of them: reached a bound on work
+  std::uint64_t forgotten_runs_total = 0;     // pieces of text that a full run index forgot
   std::uint64_t token_cache_misses_total = 0;
   std::uint64_t syncs_total = 0;
   std::uint64_t sync_errors_total = 0;
@@ -83,6 +86,9 @@ struct EngineStats {
   std::uint64_t prefaulted_bytes = 0;  // of it, taken from the system before its first use
   std::uint64_t index_bytes = 0;
   std::uint64_t token_cache_bytes = 0;
+  std::uint64_t run_index_bytes = 0;
+  std::uint64_t run_index_entries = 0;
+  std::uint64_t named_sessions = 0;
   std::uint64_t put_memory_bytes = 0;  // begun, not finished
   std::uint64_t open_puts = 0;
   std::uint64_t lease_count = 0;

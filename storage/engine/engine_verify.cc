@@ -38,6 +38,13 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
     if (const absl::Status status = index_.CheckInvariants(); !status.ok()) {
       progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
     }
+    const absl::Status runs = runs_->table().CheckInvariants(
+        [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) { return index_.alive(ref); });
+    for (const absl::Status& status : {runs, session_ends_.CheckInvariants()}) {
+      if (!status.ok()) {
+        progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
+      }
+    }
     std::uint64_t row_count = 0;
     FrameCensus census;
     ReferenceCounts references;

@@ -24,6 +24,8 @@ constexpr int kChildrenMax = 64;
 constexpr std::uint64_t kStepsPerNode = 8;
 // So that short queries are not cut short by it.
 constexpr std::uint64_t kStepsMin = 1u << 16;
+// Some milliseconds, for which the trie is held.
+constexpr std::uint64_t kStepsMax = 4'000'000;
 constexpr std::size_t kProbesAhead = 12;
 // Every so many nodes a path's salt is remembered.
 constexpr std::uint32_t kSaltStride = 32;
@@ -128,7 +130,7 @@ class RunIndex::Search {
         trie_(trie),
         query_(query),
         block_tokens_(trie.model(query.model).block_tokens),
-        steps_max_(kStepsMin + kStepsPerToken * query.tokens.size()) {}
+        steps_max_(std::min(kStepsMin + kStepsPerToken * query.tokens.size(), kStepsMax)) {}
 
   RunFindings Run() {
     if (block_tokens_ != 0 && index_.table_.size() != 0) {
@@ -306,7 +308,10 @@ class RunIndex::Search {
     int left = kChildrenMax;
     for (NodeRef child = trie_.node(ref).first_child; child != 0 && left > 0 && found_.is_complete;
          child = trie_.node(child).next_sibling, --left) {
-      const auto stored = Read(child, at, /*is_wanted=*/false);
+      // Of many children few have anything in common; those with a whole cell are found by it.
+      const bool is_only =
+          trie_.node(ref).first_child == child && trie_.node(child).next_sibling == 0;
+      const auto stored = Read(child, at, /*is_wanted=*/is_only);
       if (stored.empty()) continue;
       const std::uint32_t same = SameForwards(stored, 0, at);
       if (same > nearest.second) nearest = {child, same};
