@@ -560,6 +560,8 @@ absl::Status FitDifferences(const ModelSpec& spec, std::span<const KvSample> sam
   inner.inputs = of.inputs;
   inner.levels = profile.levels;
   inner.rounds = of.rounds;
+  inner.energy_prior = of.energy_prior;
+  inner.energy_carried = of.energy_carried;
   inner.table_tokens_max = 0;
   inner.vocabulary = {};
   inner.progress = nullptr;
