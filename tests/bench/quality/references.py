@@ -64,13 +64,11 @@ WAYS = (
 )
 TUNE_WAYS = (
     Way("alone", "alone"),
-    _against("near-exact"),
-    *(_against("near-exact", step_factor=factor) for factor in (1.4, 3)),
-    _against("near-exact", energy_prior=96, energy_carried=0.5),
-    _against("near-exact", energy_prior=16, energy_carried=0.9),
-    _against("near-exact", importance=0.9),
-    _against("near-exact", inputs="below"),
-    _against("near-exact", rate_weight=0.16),
+    *(_against("near-exact", step_factor=factor) for factor in (2, 4, 6)),
+    _against("near-exact", step_factor=4, energy_prior=96, energy_carried=0.5),
+    _against("near-exact", step_factor=4, importance=0.9),
+    _against("near-exact", step_factor=4, inputs="below"),
+    _against("near-exact", step_factor=4, rate_weight=0.16),
     Way("reuse of near-exact", "reuse", "near-exact"),
 )
 
