@@ -26,7 +26,7 @@ struct Target {
 // What is read is what a writer makes.
 void TryTable(const std::vector<std::byte>& body, std::size_t block_tokens) {
   if (body.size() < kTableAt) return;
-  ByteReader reader(std::span(body).subspan(kTableAt));
+  ByteReader reader(AsText(body).substr(kTableAt));
   const auto table = ReferenceTable::Read(reader, block_tokens);
   if (!table.ok()) return;
   KV_CHECK(table->Check(block_tokens).ok());
