@@ -37,7 +37,8 @@ class Fit {
 
   absl::StatusOr<ResidualProfile> Run();
   // The same of what tokens of these runs differ by from others.
-  absl::StatusOr<ResidualProfile> RunOfDifferences(std::span<const FitRows::ReferencedRun> runs);
+  absl::StatusOr<ResidualProfile> RunOfDifferences(const ResidualProfile& whole,
+                                                   std::span<const FitRows::ReferencedRun> runs);
 
  private:
   absl::Status CheckOptions() const;
@@ -69,6 +70,7 @@ class Fit {
   std::optional<FitRows> rows_;
   std::vector<std::vector<std::vector<std::int32_t>>> exponents_;  // [level][plane]
   std::vector<ResidualCarry> carry_;                               // [group]
+  std::vector<double> variances_;  // [plane] without metrics, of differences; else those that are
   double done_ = 0;
   double total_ = 1;
   double reported_ = 0;
@@ -365,7 +367,8 @@ void Fit::Pass(std::size_t level, bool fit, SymbolFit& symbols) {
     if (fit) {
       const std::span<const float> metric =
           material_.metrics.empty() ? std::span<const float>() : material_.metrics[plane];
-      FitBasis(residual, rows_->counted(), metric, options_.metric_shrinkage, of);
+      FitBasis(residual, rows_->counted(), metric, options_.metric_shrinkage, of,
+               variances_.empty() ? 0 : variances_[plane]);
       transform.emplace(profile_, plane);
     }
     std::vector<float> values(rows.size());
@@ -425,11 +428,15 @@ absl::StatusOr<ResidualProfile> Fit::Run() {
 }
 
 absl::StatusOr<ResidualProfile> Fit::RunOfDifferences(
-    std::span<const FitRows::ReferencedRun> runs) {
+    const ResidualProfile& whole, std::span<const FitRows::ReferencedRun> runs) {
   KV_RETURN_IF_ERROR(Open());
   ComputeExponents();
   profile_.importance = {};
   rows_->TakeDifferences(runs);
+  // Steps are in units of the same size.
+  for (const PlaneProfile& plane : whole.plane_profiles) {
+    variances_.push_back(VarianceOfBasis(plane));
+  }
   FitLevels();
   KV_RETURN_IF_ERROR(profile_.CheckConsistency());
   return std::move(profile_);
@@ -560,6 +567,8 @@ absl::Status FitDifferences(const ModelSpec& spec, std::span<const KvSample> sam
   inner.inputs = of.inputs;
   inner.levels = profile.levels;
   inner.rounds = of.rounds;
+  inner.energy_prior = of.energy_prior;
+  inner.energy_carried = of.energy_carried;
   inner.table_tokens_max = 0;
   inner.vocabulary = {};
   inner.progress = nullptr;
@@ -571,7 +580,7 @@ absl::Status FitDifferences(const ModelSpec& spec, std::span<const KvSample> sam
   }
   inner.fitted_level = std::min(inner.fitted_level, inner.levels.size() - 1);
   KV_ASSIGN_OR_RETURN(ResidualProfile fitted,
-                      Fit(spec, to_code, of_differences, inner).RunOfDifferences(runs));
+                      Fit(spec, to_code, of_differences, inner).RunOfDifferences(profile, runs));
   profile.differences.push_back(std::move(fitted));
   return profile.CheckConsistency();
 }

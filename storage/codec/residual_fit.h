@@ -27,6 +27,9 @@ struct DifferenceFitOptions {
   // 0: differences have no step exponents, which take bits.
   float importance_strength = 0;
   int rounds = 2;
+  // As those of ResidualFitOptions. Values are few, and a token is like itself in all planes.
+  std::uint16_t energy_prior = 2 * 16;
+  double energy_carried = 0.8;
 };
 
 struct ResidualFitOptions {

@@ -27,10 +27,12 @@ KINDS = (UNRELATED, GLOSSARY, RESOLVED)
 
 FIT_SOURCES = ((corpus.HANDBOOK, 6), (corpus.PYTHON_DOCS, 6), (corpus.DOCUTILS, 4), (corpus.HEADERS, 3),
                (corpus.FRENCH, 2), (corpus.SPANISH, 2))
+TUNE_SOURCES = ((corpus.HANDBOOK, 3), (corpus.PYTHON_DOCS, 2), (corpus.DOCUTILS, 2), (corpus.FRENCH, 1))
 TEST_SOURCES = ((corpus.PROSE, 3), (corpus.QUOTES, 3), (corpus.CODE, 3), (corpus.GERMAN, 2))
 GLOSSARY_SOURCES = ((corpus.PROSE, 4), (corpus.QUOTES, 2))
 
 _FIRST_TOKEN_ID = 1  # "<|im_start|>"
+_WINDOW = 32  # tokens; texts that share so many are not different ones
 _WORDS = 12  # that a glossary explains
 _NONSENSE = ("blarn", "wuggle", "friptan", "drosk", "quendle", "marvit", "stombel", "plivar", "krenzo", "tamsil",
              "horpin", "vexil", "grundo", "lopash", "zintar", "bromack", "cheldin", "fasquet", "nubrel", "orvane",
@@ -69,6 +71,20 @@ class Pair:
 
 def fit_pairs(tokenizer: smollm2_tokenizer.SmolLM2Tokenizer) -> list[Pair]:
     return _unrelated(tokenizer, "fit", FIT_SOURCES, 0)
+
+
+def tune_pairs(tokenizer: smollm2_tokenizer.SmolLM2Tokenizer) -> list[Pair]:
+    """Of the packages that are fitted to, and of other texts than those."""
+    fitted = {window for pair in fit_pairs(tokenizer) for window in _windows(pair.second)}
+    pairs = _unrelated(tokenizer, "tune", [(source, 3 * count) for source, count in TUNE_SOURCES], CONTINUATION_TOKENS)
+    kept = []
+    for source, count in TUNE_SOURCES:
+        kept += [pair for pair in pairs if pair.domain == source.domain and fitted.isdisjoint(_windows(pair.second))][:count]
+    return kept
+
+
+def _windows(session) -> set:
+    return {session.token_ids[at:at + _WINDOW] for at in range(len(session.token_ids) - _WINDOW + 1)}
 
 
 def test_pairs(tokenizer: smollm2_tokenizer.SmolLM2Tokenizer) -> list[Pair]:

@@ -3,6 +3,7 @@
 //   reference_tool fit  --spec SPEC.json --profile FILE --samples FOLDER --out FILE [--material
 //   FILE]
 //                       [--step-factor X] [--rate-weight X] [--importance X] [--rounds N]
+//                       [--energy-prior N] [--energy-carried X]
 //                       [--inputs below,two-below,same-k]
 //   reference_tool code --spec SPEC.json --profile FILE --jobs JOBS.json [--block-tokens N]
 //
@@ -82,6 +83,8 @@ int Fit(const Flags& flags) {
   of.step_factor = static_cast<float>(Number(flags, "step-factor", of.step_factor));
   of.rate_weight = static_cast<float>(Number(flags, "rate-weight", of.rate_weight));
   of.importance_strength = static_cast<float>(Number(flags, "importance", of.importance_strength));
+  of.energy_prior = static_cast<std::uint16_t>(Number(flags, "energy-prior", of.energy_prior));
+  of.energy_carried = Number(flags, "energy-carried", of.energy_carried);
   of.rounds = static_cast<int>(Number(flags, "rounds", of.rounds));
   if (flags.contains("inputs")) {
     of.inputs.clear();
@@ -210,7 +213,7 @@ class Coder {
   // All blocks of a session as they are restored at a level.
   std::vector<ReferenceBlock> References(const Session& session, const std::string& name,
                                          Quality level) {
-    const auto [at, is_new] = restored_.try_emplace({name, level});
+    const auto [at, is_new] = restored_.try_emplace({name, static_cast<int>(level)});
     if (is_new) {
       at->second = Decode(session, OrFail(codec_->Encode(BlocksOf(session), level)), {});
     }
@@ -279,7 +282,7 @@ class Coder {
   const ModelSpec spec_;
   std::unique_ptr<FrameCodec> codec_;
   std::map<std::string, Session> sessions_;
-  std::map<std::pair<std::string, Quality>, std::vector<std::vector<std::byte>>> restored_;
+  std::map<std::pair<std::string, int>, std::vector<std::vector<std::byte>>> restored_;
 };
 
 int Code(const Flags& flags) {
