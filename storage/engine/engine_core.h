@@ -373,6 +373,16 @@ class Engine::Core {
   bool DropBallast() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void CountMetaBytes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
 
+  // What a put names a stored path by.
+  struct StoredPath {
+    TenantId tenant;
+    ModelId model;
+    std::shared_ptr<const RegisteredModel> registered;
+    std::string salt;
+    std::vector<std::pair<std::uint32_t, std::string>> extra_keys;  // by block
+    std::vector<TrieNodeId> nodes;                                  // from the first block on
+  };
+
   // engine_references.cc
   // A frame came into a node's row, or left it.
   void CountFrame(NodeRef ref, const RungRow& rung) ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
@@ -395,6 +405,24 @@ class Engine::Core {
   };
   using DecodedReferences = std::map<std::pair<TrieNodeId, KvDigest>, DecodedReference>;
   DecodedReferences DecodeReferences(const ModelId& model, std::span<const FrameReference> wanted);
+  // What of some blocks of a path stands elsewhere too, in frames that they may be coded against.
+  struct BlockReferences {
+    std::vector<TrieNodeId> nodes;
+    std::vector<ReferenceRun> runs;  // into `nodes`
+  };
+  std::map<std::uint32_t, BlockReferences> FindReferences(const StoredPath& path,
+                                                          std::span<const TokenId> tokens,
+                                                          std::uint32_t first_block,
+                                                          Quality quality);
+  bool MayBeReference(NodeRef ref, Quality quality) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // Their coded frames, decoded; those that cannot be are not in it.
+  struct LoadedReference {
+    std::vector<TokenId> tokens;
+    LoadedFrame raw;
+    std::uint32_t first_position = 0;
+  };
+  std::map<TrieNodeId, LoadedReference> LoadReferences(
+      const ModelId& model, const std::map<std::uint32_t, BlockReferences>& wanted);
   // Members of these nodes that are not among them.
   std::vector<TrieNodeId> MembersOutside(std::span<const NodeRef> refs) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
@@ -458,15 +486,6 @@ class Engine::Core {
 
   // engine_recode.cc
   struct RecodeTask;
-  // What a put names a stored path by.
-  struct StoredPath {
-    TenantId tenant;
-    ModelId model;
-    std::shared_ptr<const RegisteredModel> registered;
-    std::string salt;
-    std::vector<std::pair<std::uint32_t, std::string>> extra_keys;  // by block
-    std::vector<TrieNodeId> nodes;                                  // from the first block on
-  };
   // REQUIRES: its model is registered.
   StoredPath PathTo(NodeRef last) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   std::optional<RecodeTask> FindRecodeTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(recode_mutex_);
@@ -476,7 +495,8 @@ class Engine::Core {
   absl::Status Recode(const RecodeTask& task);
   absl::StatusOr<std::vector<TokenId>> TokensOfPath(const StoredPath& path);
   absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> EncodeBlocks(
-      const RecodeTask& task, std::span<const TokenId> tokens);
+      const RecodeTask& task, std::span<const TokenId> tokens,
+      std::vector<RungReference>* references);
   struct AddedFrames {
     std::uint64_t blocks = 0;
     std::uint64_t bytes = 0;

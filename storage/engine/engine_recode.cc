@@ -2,6 +2,7 @@
 #include <ctime>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -130,29 +131,55 @@ absl::StatusOr<std::vector<TokenId>> Engine::Core::TokensOfPath(const StoredPath
 }
 
 // By block of the path; without those that cannot be read (which was counted), and those that
-// cannot be coded.
+// cannot be coded. `references`: what they were coded against, as far as they were.
 absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> Engine::Core::EncodeBlocks(
-    const RecodeTask& task, std::span<const TokenId> tokens) {
+    const RecodeTask& task, std::span<const TokenId> tokens,
+    std::vector<RungReference>* references) {
   const ModelSpec& spec = task.path.registered->spec;
   const std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow(task.frames);
+  const std::map<std::uint32_t, BlockReferences> runs =
+      FindReferences(task.path, tokens, task.first_block, *options_.recode_quality);
+  const std::map<TrieNodeId, LoadedReference> loaded = LoadReferences(task.path.model, runs);
   std::vector<BlockToEncode> blocks;
-  for (std::size_t i = 0; i < raw.size(); ++i) {
+  std::vector<std::vector<ReferenceBlock>> reference_blocks(task.frames.size());
+  for (std::uint32_t i = 0; i < raw.size(); ++i) {
     if (!raw[i].ok()) continue;
-    const std::size_t first_token = (task.first_block + i) * spec.block_tokens;
-    blocks.push_back({.first_position = static_cast<std::uint32_t>(first_token),
-                      .session_tokens = task.session_blocks * spec.block_tokens,
-                      .tokens = tokens.subspan(first_token, spec.block_tokens),
-                      .raw = raw[i]->view.body()});
+    const std::uint32_t block = task.first_block + i;
+    const std::size_t first_token = std::size_t{block} * spec.block_tokens;
+    BlockToEncode to_encode{.first_position = static_cast<std::uint32_t>(first_token),
+                            .session_tokens = task.session_blocks * spec.block_tokens,
+                            .tokens = tokens.subspan(first_token, spec.block_tokens),
+                            .raw = raw[i]->view.body()};
+    if (const auto found = runs.find(block); found != runs.end()) {
+      for (const TrieNodeId& node : found->second.nodes) {
+        const auto reference = loaded.find(node);
+        if (reference == loaded.end()) break;
+        reference_blocks[i].push_back({.node = node,
+                                       .first_position = reference->second.first_position,
+                                       .tokens = reference->second.tokens,
+                                       .raw = reference->second.raw.view.body()});
+      }
+      if (reference_blocks[i].size() == found->second.nodes.size()) {
+        to_encode.references = reference_blocks[i];
+        to_encode.runs = found->second.runs;
+      }
+    }
+    blocks.push_back(to_encode);
   }
   if (blocks.empty()) return absl::NotFoundError("none of the blocks can be read");
   KV_ASSIGN_OR_RETURN(
       std::vector<EncodedFrame> encoded,
       codec_->Encode(spec, blocks, task.profile, *options_.recode_quality, *profiles_));
   std::map<std::uint32_t, EncodedFrame> frames;
+  std::set<TrieNodeId> used;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     if (RungOf(encoded[i].codec) != Rung::kCoded) continue;
+    if (encoded[i].codec == CodecId::kReferenced) {
+      for (const ReferenceBlock& reference : blocks[i].references) used.insert(reference.node);
+    }
     frames.emplace(blocks[i].first_position / spec.block_tokens, std::move(encoded[i]));
   }
+  for (const TrieNodeId& node : used) references->push_back({node, Rung::kCoded});
   return frames;
 }
 
@@ -211,8 +238,8 @@ absl::Status Engine::Core::AddFrames(const StoredPath& path, std::span<const Tok
 
 absl::Status Engine::Core::Recode(const RecodeTask& task) {
   KV_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, TokensOfPath(task.path));
-  KV_ASSIGN_OR_RETURN(const auto frames, EncodeBlocks(task, tokens));
   PutAnnouncement put;
+  KV_ASSIGN_OR_RETURN(const auto frames, EncodeBlocks(task, tokens, &put.references));
   put.quality = *options_.recode_quality;
   AddedFrames added;
   const absl::Status status = AddFrames(task.path, tokens, frames, put, &added);

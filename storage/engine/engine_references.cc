@@ -15,6 +15,13 @@
 
 namespace kvtrie {
 
+namespace {
+
+// Rounds of reading tokens that are in no memory; what is not read by then is not found.
+constexpr int kReadRoundsMax = 4;
+
+}  // namespace
+
 static_assert(kRungReferencesMax == kReferencesMax, "a row holds what a frame may name");
 
 void Engine::Core::CountFrame(NodeRef ref, const RungRow& rung) {
@@ -124,6 +131,116 @@ Engine::Core::DecodedReferences Engine::Core::DecodeReferences(
     }
   }
   return decoded;
+}
+
+// What is coded against another inherits its error, so that one is as fine at least. Exact frames
+// are the first to go when space is needed, so they are none.
+bool Engine::Core::MayBeReference(NodeRef ref, Quality quality) const {
+  const IndexNode& node = index_.node(ref);
+  return node.has_frame() && node.codec() == CodecId::kResidual &&
+         IsAtLeast(node.quality(), quality) && !node.expired(NowSeconds());
+}
+
+std::map<std::uint32_t, Engine::Core::BlockReferences> Engine::Core::FindReferences(
+    const StoredPath& path, std::span<const TokenId> tokens, std::uint32_t first_block,
+    Quality quality) {
+  std::vector<ExtraKey> extra_keys;
+  for (const auto& [block, key] : path.extra_keys) extra_keys.push_back({block, key});
+  const std::uint32_t block_tokens = path.registered->spec.block_tokens;
+  RunQuery query{.space = TextSpaceOf(path.tenant, path.model, path.salt),
+                 .salt = path.salt,
+                 .tokens = tokens,
+                 .extra_keys = extra_keys,
+                 .first_token = first_block * block_tokens};
+  std::map<std::uint32_t, BlockReferences> references;
+  for (int round = 0; round < kReadRoundsMax; ++round) {
+    std::vector<std::pair<NodeRef, TrieNodeId>> unread;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      const auto slot = index_.FindModel(path.tenant, path.model);
+      if (!slot) return references;
+      query.model = *slot;
+      std::vector<NodeRef> own_path;
+      for (const TrieNodeId& node : path.nodes) {
+        const NodeRef ref = index_.FindById(node);
+        if (ref == 0) return references;
+        own_path.push_back(ref);
+      }
+      query.own_path = own_path;
+      query.usable = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+        return MayBeReference(ref, quality);
+      };
+      const RunFindings found = runs_->FindRuns(index_, query);
+      for (const NodeRef ref : found.unread) unread.emplace_back(ref, index_.node(ref).id);
+      if (unread.empty() || round + 1 == kReadRoundsMax) {
+        for (const TextRun& run : found.runs) {
+          for (std::uint32_t at = 0; at < run.token_count;) {
+            const std::uint32_t token = run.first_token + at;
+            const std::uint32_t block = token / block_tokens;
+            const std::uint32_t there = run.offset + at;
+            // To the end of the run, of the block, or of the reference's block.
+            const std::uint32_t count =
+                std::min({run.token_count - at, (block + 1) * block_tokens - token,
+                          block_tokens - there % block_tokens});
+            const NodeRef named = run.nodes[there / block_tokens];
+            at += count;
+            // A reference of others stays as it is.
+            if (references_.IsReferenced(index_.node(own_path[block]).id)) continue;
+            BlockReferences& of_block = references[block];
+            const TrieNodeId& id = index_.node(named).id;
+            const auto known = std::find(of_block.nodes.begin(), of_block.nodes.end(), id);
+            const auto number = static_cast<std::uint16_t>(known - of_block.nodes.begin());
+            if (known == of_block.nodes.end()) {
+              if (of_block.nodes.size() == kReferencesMax) continue;
+              of_block.nodes.push_back(id);
+            }
+            of_block.runs.push_back(
+                {.first_token = static_cast<std::uint16_t>(token % block_tokens),
+                 .token_count = static_cast<std::uint16_t>(count),
+                 .reference = number,
+                 .offset = static_cast<std::uint16_t>(there % block_tokens)});
+          }
+        }
+        break;
+      }
+    }
+    CacheTokensOf(path.tenant, unread);
+  }
+  for (auto& [block, of_block] : references) {
+    std::sort(
+        of_block.runs.begin(), of_block.runs.end(),
+        [](const ReferenceRun& a, const ReferenceRun& b) { return a.first_token < b.first_token; });
+  }
+  return references;
+}
+
+std::map<TrieNodeId, Engine::Core::LoadedReference> Engine::Core::LoadReferences(
+    const ModelId& model, const std::map<std::uint32_t, BlockReferences>& wanted) {
+  std::map<TrieNodeId, LoadedReference> loaded;
+  std::vector<StoredFrame> frames;
+  std::vector<std::uint32_t> depths;
+  {
+    absl::flat_hash_set<TrieNodeId> nodes;
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (const auto& [block, references] : wanted) {
+      for (const TrieNodeId& node : references.nodes) {
+        const NodeRef ref = index_.FindById(node);
+        if (ref == 0 || index_.node(ref).codec() != CodecId::kResidual) continue;
+        if (!nodes.insert(node).second) continue;
+        frames.push_back(FrameInIndex(index_.node(ref)));
+        depths.push_back(index_.node(ref).depth);
+      }
+    }
+  }
+  std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow(frames);
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    auto tokens = TokensOf(frames[i].node, model);
+    if (!raw[i].ok() || !tokens.ok()) continue;
+    const auto first_position = static_cast<std::uint32_t>((depths[i] - 1) * tokens->size());
+    loaded.emplace(frames[i].node,
+                   LoadedReference{*std::move(tokens), *std::move(raw[i]), first_position});
+  }
+  return loaded;
 }
 
 absl::Status Engine::Core::CheckNotNeeded(const PublishItem& item, const PendingNode& node) {

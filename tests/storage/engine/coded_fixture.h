@@ -49,19 +49,42 @@ inline std::vector<std::byte> CodedPattern(std::uint32_t number, std::size_t byt
   return raw;
 }
 
+// Puts a table of references where the body of a frame has it; where the number goes then.
+inline std::size_t WriteReferences(const ReferenceTable& table, std::span<std::byte> body) {
+  ByteWriter writer;
+  // Flags, tokens kept exact, one section, with which both layers are complete.
+  for (const int field : {0, 0, 1, 2}) writer.Write(static_cast<std::uint16_t>(field));
+  table.Write(writer);
+  const std::string& text = writer.text();
+  std::memcpy(body.data() + kFrameBindingBytes, text.data(), text.size());
+  return body.size() - 4;
+}
+
 // What the fake codec makes of a raw block: its number is that of the bytes.
 inline std::vector<std::byte> FakeFrame(const ModelSpec& spec, const BlockToEncode& block,
                                         const ProfileId& profile, Quality quality, bool is_coded) {
-  std::vector<std::byte> body(600);
+  const bool is_referenced = is_coded && !block.references.empty();
+  std::vector<std::byte> body(is_referenced ? 400 : 600);
   WriteFrameBinding({.first_position = block.first_position,
                      .tokens_crc32c = Crc32c(std::as_bytes(block.tokens)),
                      .profile = is_coded ? profile : ProfileId{}},
                     std::span(body).first(kFrameBindingBytes));
-  StoreLittle(body.data() + kFrameBindingBytes, LoadLittle<std::uint32_t>(block.raw.data()) * 8 +
-                                                    static_cast<std::uint32_t>(quality));
+  std::size_t number_at = kFrameBindingBytes;
+  if (is_referenced) {
+    ReferenceTable table{.references = {}, .runs = {block.runs.begin(), block.runs.end()}};
+    for (const ReferenceBlock& reference : block.references) {
+      table.references.push_back(
+          {reference.node, DigestOfKv(reference.raw), reference.first_position});
+    }
+    EXPECT_TRUE(table.Check(block.tokens.size()).ok()) << table.Check(block.tokens.size());
+    number_at = WriteReferences(table, body);
+  }
+  StoreLittle(body.data() + number_at, LoadLittle<std::uint32_t>(block.raw.data()) * 8 +
+                                           static_cast<std::uint32_t>(quality));
   const FrameSection section{static_cast<std::uint32_t>(body.size()), Crc32c(body)};
   std::vector<std::byte> frame(FrameHeaderBytes(1));
-  WriteFrameHeader({.codec = is_coded ? CodecId::kResidual : CodecId::kLossless,
+  const CodecId coded = is_referenced ? CodecId::kReferenced : CodecId::kResidual;
+  WriteFrameHeader({.codec = is_coded ? coded : CodecId::kLossless,
                     .quality = is_coded ? quality : Quality::kExact,
                     .model = spec.Digest(),
                     .raw_bytes = block.raw.size(),
@@ -93,7 +116,9 @@ class FakeCodec final : public BlockCodec {
       encoded_blocks.fetch_add(1);
       const bool can_be_coded = !refuse || !refuse(block.first_position);
       frames.push_back({.bytes = FakeFrame(spec, block, profile, quality, can_be_coded),
-                        .codec = can_be_coded ? CodecId::kResidual : CodecId::kLossless,
+                        .codec = !can_be_coded              ? CodecId::kLossless
+                                 : block.references.empty() ? CodecId::kResidual
+                                                            : CodecId::kReferenced,
                         .quality = can_be_coded ? quality : Quality::kExact});
     }
     return frames;
@@ -197,16 +222,11 @@ class CodedFixture : public EngineFixture {
                       std::span(body).first(kFrameBindingBytes));
     std::size_t number_at = kFrameBindingBytes;
     if (kind.codec == CodecId::kReferenced) {
-      ByteWriter writer;
-      // Flags, tokens kept exact, one section, with which both layers are complete.
-      for (const int field : {0, 0, 1, 2}) writer.Write(static_cast<std::uint16_t>(field));
       ReferenceTable table{.references = kind.references, .runs = {}};
       for (std::uint16_t i = 0; i < kind.references.size(); ++i) {
         table.runs.push_back({.first_token = i, .token_count = 1, .reference = i, .offset = 0});
       }
-      table.Write(writer);
-      std::memcpy(body.data() + kFrameBindingBytes, writer.text().data(), writer.text().size());
-      number_at = body.size() - 4;
+      number_at = WriteReferences(table, body);
     }
     StoreLittle(body.data() + number_at, NumberOf(path, block, kind));
     const FrameSection section{static_cast<std::uint32_t>(body.size()), Crc32c(body)};
