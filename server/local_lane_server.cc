@@ -393,7 +393,7 @@ class LocalLaneServer::Connection {
     block->set_region_offset(at);
     result->set_rung(ToProto(stored.rung));
     result->set_quality(ToProto(stored.quality));
-    result->set_codec(ToProto(stored.codec));
+    result->set_codec(ToProto(shape.whole_frame ? loaded.view.codec() : stored.codec));
     result->set_bytes(BlockBytes(loaded.view, shape));
   }
 

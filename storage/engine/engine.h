@@ -72,7 +72,7 @@ struct LookupResult {
 
 // How a frame is to be read.
 enum class ReadAs {
-  kFrame,  // as it is stored
+  kFrame,  // as it is stored, if it says all by itself; else as a raw one
   kRaw,    // a raw frame, decoded where it is stored otherwise
 };
 
@@ -85,9 +85,14 @@ struct StoredFrame {
   PayloadLocation at;
   std::uint64_t raw_frame_bytes = 0;  // of this block's raw frame
 
+  // Whether the bytes on the disk are not what is read. A frame that was coded against others is of
+  // no use without them, so that readers of frames get it as a raw one.
+  bool needs_decoding(ReadAs as) const {
+    return codec == CodecId::kReferenced || (as == ReadAs::kRaw && codec != CodecId::kRaw);
+  }
   // What it takes of memory once it is read.
   std::uint64_t loaded_bytes(ReadAs as) const {
-    return as == ReadAs::kRaw && codec != CodecId::kRaw ? raw_frame_bytes : at.record_bytes;
+    return needs_decoding(as) ? raw_frame_bytes : at.record_bytes;
   }
 };
 

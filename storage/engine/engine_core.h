@@ -297,12 +297,15 @@ class Engine::Core {
   // DataLoss: it is not there, or damaged.
   absl::StatusOr<NodeRow> ReadRow(TenantId tenant, const TrieNodeId& node);
   bool IsReadable(CodecId codec, ReadAs as) const {
-    return as == ReadAs::kFrame || codec == CodecId::kRaw || codec_ != nullptr;
+    return codec_ != nullptr || codec == CodecId::kRaw ||
+           (as == ReadAs::kFrame && codec != CodecId::kReferenced);
   }
   // The smallest frame of the row that is good enough, of those that can be read if there are any;
   // null: none is.
   const RungRow* Choose(const NodeRow& row, Quality min_quality, ReadAs as) const;
   StoredFrame FrameInIndex(const IndexNode& node) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // The frame as it is stored, from memory; nullopt: it is not there.
+  std::optional<LoadedFrame> FromMemory(const StoredFrame& frame);
   // The frame as it lies on disk; DataLoss when it is not what the node names.
   absl::StatusOr<LoadedFrame> LoadFrame(const StoredFrame& frame);
   // The tokens of a node of this model. NotFound: it is gone.

@@ -116,7 +116,10 @@ absl::StatusOr<Engine::FoundFrames> Engine::Core::FindFramesOfPath(TenantId tena
 }
 
 std::optional<LoadedFrame> Engine::Core::TryReadFrame(const StoredFrame& frame, ReadAs as) {
-  if (as == ReadAs::kRaw && frame.codec != CodecId::kRaw) return std::nullopt;
+  return frame.needs_decoding(as) ? std::nullopt : FromMemory(frame);
+}
+
+std::optional<LoadedFrame> Engine::Core::FromMemory(const StoredFrame& frame) {
   SharedBytes bytes = tier_.Get(frame.at);
   if (!bytes) return std::nullopt;
   auto view = FrameView::Parse(bytes.view);
@@ -305,7 +308,7 @@ void Engine::Core::ReadDecoded(std::span<const StoredFrame> frames, const OnFram
   std::vector<StoredFrame> stored;
   std::vector<LoadedFrame> loaded;
   for (std::size_t i = 0; i < frames.size(); ++i) {
-    auto frame = TryReadFrame(frames[i], ReadAs::kFrame);
+    auto frame = FromMemory(frames[i]);
     if (!frame) {
       auto read = ReadFromDisk(frames[i]);
       if (!read.ok()) {
@@ -371,7 +374,7 @@ void Engine::Core::ReadFrames(std::span<const StoredFrame> frames, ReadAs as, On
       (*shared)(i, *std::move(loaded));
       continue;
     }
-    if (as == ReadAs::kRaw && frames[i].codec != CodecId::kRaw) {
+    if (frames[i].needs_decoding(as)) {
       if (codec_ == nullptr) {
         counters_.undecoded_blocks.fetch_add(1, std::memory_order_relaxed);
         (*shared)(i, absl::FailedPreconditionError("stored coded; fetch it as ENCODING_FRAME"));

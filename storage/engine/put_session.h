@@ -17,7 +17,7 @@
 #include "storage/kv/ids.h"
 #include "storage/kv/path.h"
 #include "storage/kv/quality.h"
-#include "storage/meta/node_row.h"
+#include "storage/kv/rung_reference.h"
 
 namespace kvtrie {
 

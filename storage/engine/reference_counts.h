@@ -7,10 +7,7 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "storage/kv/ids.h"
-#include "storage/kv/quality.h"
-#include "storage/kv/trie_node_id.h"
-#include "storage/meta/node_row.h"
+#include "storage/kv/rung_reference.h"
 
 namespace kvtrie {
 

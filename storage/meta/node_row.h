@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/quality.h"
+#include "storage/kv/rung_reference.h"
 #include "storage/kv/trie_node_id.h"
 
 namespace kvtrie {
@@ -19,13 +20,6 @@ namespace kvtrie {
 
 inline constexpr std::uint8_t kPriorityMax = 15;
 
-// A frame that another one was coded against: without it, that one is of no use.
-struct RungReference {
-  TrieNodeId node;
-  Rung rung = Rung::kCoded;
-
-  bool operator==(const RungReference&) const = default;
-};
 inline constexpr std::size_t kRungReferencesMax = 16;
 
 // Where one rung of a node lies; mirrors PayloadLocation, which this folder may not include. Places

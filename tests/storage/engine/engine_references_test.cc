@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -75,6 +76,19 @@ TEST_F(EngineReferencesTest, AMemberIsDecodedWithItsReference) {
   Reopen();
   ExpectMemberReads();
   ExpectSound();
+}
+
+// Who asks for frames has not got what it was coded against.
+TEST_F(EngineReferencesTest, AMemberIsServedAsARawFrame) {
+  OpenAndPut();
+  const auto frames = FramesAt(Copy(), Quality::kHigh);
+  ASSERT_TRUE(frames[1].has_value());
+  const auto loaded = ReadBlock(*frames[1], ReadAs::kFrame);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->view.codec(), CodecId::kRaw);
+  EXPECT_TRUE(std::ranges::equal(loaded->view.body(),
+                                 DecodedBytes(Copy(), 1, Referenced(Quality::kHigh, {}))));
+  EXPECT_EQ(frames[1]->loaded_bytes(ReadAs::kFrame), loaded->bytes.view.size());
 }
 
 TEST_F(EngineReferencesTest, WhatThePutWasNotOfferedIsRefused) {
