@@ -53,7 +53,7 @@ ctest_in() {
 stage_install() { bash deploy/packages/install.sh; }
 
 stage_build_release() { build_in release all -DCMAKE_BUILD_TYPE=Release; }
-stage_test_release() { ctest_in release release; }
+stage_test_release() { ctest_in release release --timeout 300; }
 
 # Debug keeps the costly checks of our own beliefs; with -Og the sanitized build compiles in half the time of -O1.
 stage_build_asan() {
