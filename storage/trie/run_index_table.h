@@ -50,12 +50,14 @@ class RunIndexTable {
     const Part& part = parts_[PartOf(hash)];
     if (part.slots.empty()) return;
     const std::uint64_t check = CheckOf(hash);
-    for (std::size_t at = Home(part, check); part.slots[at] != 0; at = Next(part, at)) {
-      const std::uint64_t slot = part.slots[at];
+    for (std::size_t at = Home(part, check);; at = Next(part, at)) {
+      // Other readers may set the bit beside this one.
+      std::atomic_ref<std::uint64_t> shared(const_cast<std::uint64_t&>(part.slots[at]));
+      const std::uint64_t slot = shared.load(std::memory_order_relaxed);
+      if (slot == 0) return;
       if (slot >> kCheckShift != check || IsStale(slot)) continue;
       if (is_of_use(RefOf(slot)) && (slot & kUsedBit) == 0) {
-        std::atomic_ref<std::uint64_t>(const_cast<std::uint64_t&>(part.slots[at]))
-            .fetch_or(kUsedBit, std::memory_order_relaxed);
+        shared.fetch_or(kUsedBit, std::memory_order_relaxed);
       }
     }
   }

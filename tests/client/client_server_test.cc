@@ -512,7 +512,9 @@ TEST_F(CliServerTest, OperatorFindsKeepsAndRemovesWhatIsStored) {
 
 // Sessions with a document in common, put and found by clients of the server's own program.
 TEST_F(CliServerTest, SimilarFindsSessionsByPrefixAndByText) {
-  const auto client = *Client::Create({.targets = {server_.listen}});
+  ClientOptions options;
+  options.targets = {server_.listen};
+  const auto client = *Client::Create(options);
   const auto model = client->RegisterModel(Spec());
   ASSERT_TRUE(model.ok()) << model.status();
   const auto put = [&](std::vector<TokenId> tokens, std::string_view name) {

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -218,6 +220,35 @@ TEST_F(EngineSimilarTest, TokensThatAreNotInMemoryAreRead) {
   EXPECT_THAT(found.sessions[0].session_ids, ElementsAre("a"));
   EXPECT_EQ(found.sessions[0].shared_run_tokens, 300u);
   EXPECT_GT(engine_->Stats().token_cache_misses_total, misses);
+}
+
+TEST_F(EngineSimilarTest, SearchesGoOnBesidePutsAndRemovals) {
+  Open();
+  PutSession(Joined({SessionTokens(11, 37), document_, SessionTokens(12, 47)}), "stays");
+  std::atomic<bool> done{false};
+  std::vector<std::thread> readers;
+  for (std::uint64_t reader = 0; reader < 3; ++reader) {
+    readers.emplace_back([this, reader, &done] {
+      const Tokens query = Joined({SessionTokens(50 + reader, 9), document_});
+      do {
+        const SimilarResult found = Similar(query);
+        ASSERT_FALSE(found.sessions.empty());
+        EXPECT_EQ(found.sessions[0].shared_run_tokens, 300u);
+      } while (!done);
+    });
+  }
+  for (std::uint64_t i = 0; i < 30; ++i) {
+    const Tokens comes =
+        Joined({SessionTokens(100 + i, 23), document_, SessionTokens(200 + i, 61)});
+    PutSession(comes, absl::StrCat("comes ", i));
+    AwaitNoOpenPuts();
+    const auto first_block = PathOf(std::span(comes).first(16));
+    EXPECT_TRUE(engine_->Delete(tenant_, SelectionOf(first_block)).ok());
+  }
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(engine_->Stats().named_sessions, 1u);
+  ExpectSound();
 }
 
 TEST_F(EngineSimilarTest, WithoutARunIndexPrefixesAreAllThereIs) {
