@@ -87,6 +87,8 @@ constexpr StatMetric kGauges[] = {
      &EngineStats::prefaulted_bytes},
     {"kvtrie_index_bytes", "Index of blocks.", &EngineStats::index_bytes},
     {"kvtrie_token_cache_bytes", "Tokens in memory.", &EngineStats::token_cache_bytes},
+    {"kvtrie_session_groups", "Groups of sessions that share a prefix.", &EngineStats::group_count},
+    {"kvtrie_session_group_bytes", "Memory of groups, at most.", &EngineStats::group_bytes},
     {"kvtrie_put_memory_bytes", "Blocks that puts have begun.", &EngineStats::put_memory_bytes},
     {"kvtrie_open_puts", "Puts that are open.", &EngineStats::open_puts},
     {"kvtrie_leases", "Leases.", &EngineStats::lease_count},

@@ -25,6 +25,7 @@
 #include "storage/engine/hold_table.h"
 #include "storage/engine/memory_tier.h"
 #include "storage/engine/work_pool.h"
+#include "storage/group/session_groups.h"
 #include "storage/meta/meta_store.h"
 #include "storage/meta/node_row.h"
 #include "storage/payload/payload_store.h"
@@ -83,6 +84,7 @@ class TriePutSession;
 
 // The engine's parts and how they work together. Cut by theme over engine_*.cc:
 //   engine.cc           models, lookups, reads, small calls
+//   engine_groups.cc    session groups, and where named sessions end
 //   engine_read.cc      finding, reading and decoding frames
 //   engine_put.cc       puts: sessions, writing, publishing
 //   engine_profiles.cc  codec profiles
@@ -129,6 +131,12 @@ class Engine::Core {
                                                      const TrieNodeId& after, std::size_t count);
   absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const Selection& selection);
   EngineStats Stats();
+
+  // --- engine_groups.cc ---
+  absl::StatusOr<std::optional<TrieNodeId>> GroupOf(TenantId tenant, const TrieNodeId& node);
+  absl::StatusOr<GroupPage> ListGroups(TenantId tenant, const TrieNodeId& after, std::size_t count);
+  absl::StatusOr<GroupDescription> DescribeGroup(TenantId tenant, const TrieNodeId& id,
+                                                 std::size_t branches_max);
 
   // --- engine_read.cc ---
   using FoundFrames = Engine::FoundFrames;
@@ -238,6 +246,25 @@ class Engine::Core {
                               const std::vector<std::uint32_t>& unverified, TenantId tenant,
                               const HashedPath& path);
 
+  // engine_groups.cc
+  // Named sessions and where their rows are about to say that they end; empty: nowhere.
+  using SessionEnds = absl::flat_hash_map<std::pair<TenantId, std::string>, TrieNodeId>;
+  struct SessionMove {
+    TenantId tenant;
+    TrieNodeId from;  // empty: the session is new
+    TrieNodeId to;
+  };
+  // Reads the rows as they are: call it before they are written.
+  std::vector<SessionMove> FindMoves(const SessionEnds& ends)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // Call it after they were written.
+  void MoveSessions(const std::vector<SessionMove>& moves)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
+  // The group of the first `matched` nodes of a path; empty: none.
+  TrieNodeId GroupOfPath(const std::vector<std::pair<NodeRef, TrieNodeId>>& nodes,
+                         std::size_t matched) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  void LoadSessions();
+
   // engine_paths.cc
   // The nodes that a selection of a single path means, deepest last. Empty: nothing is stored.
   absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> SelectPath(
@@ -312,7 +339,7 @@ class Engine::Core {
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   absl::Status PrepareNode(const PublishItem& item, NodeRef existing, Arrival arrival,
                            PendingNode* node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  void AddToIndex(const std::vector<PendingNode>& pending)
+  void AddToIndex(const std::vector<PendingNode>& pending, const std::vector<SessionMove>& moves)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void Conclude(std::vector<Outcome> outcomes);
 
@@ -414,6 +441,7 @@ class Engine::Core {
 
   mutable absl::Mutex index_mutex_;
   TrieIndex index_ ABSL_GUARDED_BY(index_mutex_);
+  SessionGroups groups_ ABSL_GUARDED_BY(index_mutex_);
   absl::flat_hash_map<ModelSlot, std::shared_ptr<const RegisteredModel>> models_
       ABSL_GUARDED_BY(index_mutex_);
   FrameCensus census_ ABSL_GUARDED_BY(index_mutex_);

@@ -99,8 +99,10 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
   std::vector<PublishItem> next_group;
 
   std::map<TenantId, MetaBatch> batches;
-  const auto name_session = [&batches](const TriePutSession& session, const TrieNodeId& node) {
+  SessionEnds session_ends;
+  const auto name_session = [&](const TriePutSession& session, const TrieNodeId& node) {
     if (session.session_id.empty()) return;
+    session_ends[{session.tenant, session.session_id}] = node;
     batches.try_emplace(session.tenant, session.tenant)
         .first->second.Put(MetaTable::kSessions,
                            SessionRowKey{session.tenant, session.session_id}.Encode(),
@@ -259,6 +261,7 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
   for (const auto& [item, original] : twins) {
     name_session(*item.session, item.session->blocks[item.block].id);
   }
+  std::vector<SessionMove> moves = FindMoves(session_ends);
   std::map<TenantId, absl::Status> written;
   for (const auto& [tenant, batch] : batches) written[tenant] = WriteMeta(batch);
 
@@ -282,14 +285,16 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
       conclude(item, PutBlockResult{id, PutOutcome::kDuplicate});
     }
   }
-  if (!published.empty()) AddToIndex(published);
+  std::erase_if(moves, [&](const SessionMove& move) { return !written[move.tenant].ok(); });
+  if (!published.empty() || !moves.empty()) AddToIndex(published, moves);
   for (PendingNode& node : published) {
     conclude(*node.item, PutBlockResult{node.id, PutOutcome::kStored});
   }
   return next_group;
 }
 
-void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
+void Engine::Core::AddToIndex(const std::vector<PendingNode>& published,
+                              const std::vector<SessionMove>& moves) {
   std::vector<StoreEvent> events;
   std::vector<PayloadLocation> frees;
   for (const PendingNode& node : published) tier_.Insert(node.item->at, node.item->frame);
@@ -322,6 +327,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
              .last_used_seconds = now,
              .expires_seconds = static_cast<std::uint32_t>(node.row.expires_unix_seconds),
              .priority = node.row.priority});
+        groups_.OnInserted(ref);
       }
       census_.Add(node.session->slot, *node.row.FindRung(node.item->rung.rung));
       if (node.row.expires_unix_seconds != 0) {
@@ -345,6 +351,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
                         .depth = node.row.depth,
                         .tokens = node.row.tokens});
     }
+    MoveSessions(moves);
   }
   FreeLater(frees);
   events_.Append(std::move(events));

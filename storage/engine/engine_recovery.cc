@@ -193,6 +193,7 @@ absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   // again.
   KV_RETURN_IF_ERROR(meta_->Sync());
   LoadPins();
+  LoadSessions();
 
   KV_ASSIGN_OR_RETURN(PayloadRecoveryStats stats, payload_->FinishRecovery());
   recovery_.unreferenced_bytes = stats.unreferenced_bytes;

@@ -116,6 +116,7 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
         }
         for (const PinId& pin : holds_.PinsOn(ref)) holds_.DropPin(pin);
         holds_.Forget(ref);
+        groups_.OnErasing(ref);
         index_.Erase(ref);
       }
     }
@@ -255,7 +256,10 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
     MetaBatch batch(tenant);
     batch.Delete(MetaTable::kSessions,
                  SessionRowKey{tenant, std::string(selection.session_id)}.Encode());
+    const auto moves = FindMoves({{{tenant, std::string(selection.session_id)}, TrieNodeId{}}});
     KV_RETURN_IF_ERROR(WriteMeta(batch));
+    absl::MutexLock lock(&index_mutex_);
+    MoveSessions(moves);
   }
   return count;
 }

@@ -38,6 +38,9 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
     if (const absl::Status status = index_.CheckInvariants(); !status.ok()) {
       progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
     }
+    if (const absl::Status status = groups_.CheckInvariants(); !status.ok()) {
+      progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
+    }
     std::uint64_t row_count = 0;
     FrameCensus census;
     const absl::Status scanned = meta_->Scan(
