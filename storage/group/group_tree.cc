@@ -9,22 +9,29 @@
 
 namespace kvtrie {
 
-GroupTree::GroupTree(const TrieIndex& index, NodeRef cut, const BytesOf& bytes_of)
-    : index_(index), centroid_(MostProbablePath(index, cut)) {
+GroupTree::GroupTree(const TrieIndex& index, NodeRef cut, const BytesOf& bytes_of) : index_(index) {
   places_.push_back({.ref = cut});
   for (std::uint32_t at = 0; at < places_.size(); ++at) {
     const IndexNode& node = index_.node(places_[at].ref);
     places_[at].bytes = bytes_of(places_[at].ref);
     places_[at].sessions = std::max(index_.name_count(places_[at].ref), node.is_leaf() ? 1u : 0u);
+    places_[at].passes = PassCount(index_, places_[at].ref);
     places_[at].first_child = static_cast<std::uint32_t>(places_.size());
     for (NodeRef child = node.first_child; child != 0; child = index_.node(child).next_sibling) {
       places_.push_back({.ref = child, .parent = at});
     }
     places_[at].child_count = static_cast<std::uint32_t>(places_.size()) - places_[at].first_child;
   }
-  for (std::size_t at = places_.size() - 1; at > 0; --at) {
-    places_[places_[at].parent].sessions += places_[at].sessions;
+  for (std::size_t at = places_.size(); at-- > 0;) {
+    Place& place = places_[at];
+    std::uint64_t went_on = 0;
+    for (std::uint32_t i = 0; i < place.child_count; ++i) {
+      place.sessions += places_[place.first_child + i].sessions;
+      went_on += places_[place.first_child + i].passes;
+    }
+    place.passes = std::max(place.passes, went_on);
   }
+  FindCentroid();
 
   sums_.sessions = places_.front().sessions;
   sums_.blocks = places_.size();
@@ -46,6 +53,25 @@ GroupTree::GroupTree(const TrieIndex& index, NodeRef cut, const BytesOf& bytes_o
   sums_.is_estimated = shared.path_is_known == 0;
   sums_.centroid_end = centroid_.back();
   sums_.centroid_blocks = index_.node(centroid_.back()).depth;
+}
+
+// Greedily by P(next block): the child with most passes, of equal ones that with the smaller id.
+void GroupTree::FindCentroid() {
+  std::uint32_t at = 0;
+  while (true) {
+    centroid_.push_back(places_[at].ref);
+    const Place& place = places_[at];
+    if (place.child_count == 0) return;
+    at = place.first_child;
+    for (std::uint32_t child = at + 1; child < place.first_child + place.child_count; ++child) {
+      const std::uint64_t passes = places_[child].passes;
+      const bool is_equal = passes == places_[at].passes;
+      if (passes > places_[at].passes ||
+          (is_equal && index_.node(places_[child].ref).id < index_.node(places_[at].ref).id)) {
+        at = child;
+      }
+    }
+  }
 }
 
 std::uint32_t GroupTree::EndOfBranch(std::uint32_t place) const {
@@ -125,8 +151,14 @@ std::vector<GroupBranch> GroupTree::Branches(std::size_t branches_max, bool* is_
   absl::flat_hash_map<NodeRef, double> probabilities;
   for (const Found& branch : found) {
     if (branch.children.empty()) continue;
-    const NodeRef end = places_[branch.last].ref;
-    for (const NextBlock& next : NextBlocksAfter(index_, index_.node(end).model, end).seen) {
+    const Place& end = places_[branch.last];
+    std::vector<std::pair<NodeRef, double>> child_passes;
+    for (std::uint32_t child = end.first_child; child < end.first_child + end.child_count;
+         ++child) {
+      child_passes.emplace_back(places_[child].ref, static_cast<double>(places_[child].passes));
+    }
+    for (const NextBlock& next :
+         NextBlocksOf(index_, static_cast<double>(end.passes), child_passes).seen) {
       probabilities.emplace(next.child, next.probability);
     }
   }

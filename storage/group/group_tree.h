@@ -65,16 +65,20 @@ class GroupTree {
     std::uint32_t first_child = 0;
     std::uint32_t child_count = 0;
     std::uint64_t sessions = 0;  // that pass it or end at it
+    // Through it: those that were counted, and no fewer than went on, since each stored path was
+    // passed once.
+    std::uint64_t passes = 0;
     std::uint64_t bytes = 0;
   };
 
+  void FindCentroid();
   // The last place of the branch that begins with this one.
   std::uint32_t EndOfBranch(std::uint32_t place) const;
   GroupBranch MakeBranch(std::uint32_t first, std::uint32_t last) const;
 
   const TrieIndex& index_;
-  std::vector<Place> places_;  // breadth first from the cut node
-  std::vector<NodeRef> centroid_;
+  std::vector<Place> places_;      // breadth first from the cut node
+  std::vector<NodeRef> centroid_;  // from the cut node
   std::uint64_t bytes_above_ = 0;
   GroupSums sums_;
 };

@@ -30,8 +30,9 @@ namespace kvtrie {
 // What of this changes with traffic: a second session under a cut node makes a group, the last but
 // one that goes dissolves it. What all members share is the path to their lowest common ancestor
 // (GroupTree), which moves up when a member comes that leaves it earlier, and down when one goes.
-// The cut node stays, and its id names the group. What a stored node's surprisal is does not change,
-// so cuts do not move, and groups never merge or split otherwise than by the sessions in them.
+// The cut node stays, and its id names the group. What a stored node's surprisal is does not
+// change, so cuts do not move, and groups never merge or split otherwise than by the sessions in
+// them.
 //
 // Bounded memory: an entry for each group and none for a session; a lone session is known by its
 // cut node having no entry. Work: O(1) for a block that continues a path, else a walk up to the cut

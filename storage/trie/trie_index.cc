@@ -240,29 +240,19 @@ void TrieIndex::AddSurprisalAbove(NodeRef ref, NodeRef parent) {
 }
 
 void TrieIndex::FinishLoading() {
-  std::vector<NodeRef> parents_first;
-  parents_first.reserve(node_count_);
+  std::vector<NodeRef> stack;
   for (const ModelRoot& root : models_) {
     for (NodeRef child = root.first_child; child != 0; child = node(child).next_sibling) {
-      parents_first.push_back(child);
+      stack.push_back(child);
     }
   }
-  for (std::size_t at = 0; at < parents_first.size(); ++at) {
-    const NodeRef up = parents_first[at];
+  while (!stack.empty()) {
+    const NodeRef up = stack.back();
+    stack.pop_back();
     for (NodeRef child = node(up).first_child; child != 0; child = node(child).next_sibling) {
       AddSurprisalAbove(child, up);
-      parents_first.push_back(child);
+      stack.push_back(child);
     }
-  }
-  // Each leaf was put once, through all that is above it.
-  for (auto ref = parents_first.rbegin(); ref != parents_first.rend(); ++ref) {
-    if (node(*ref).is_leaf()) continue;
-    std::uint64_t passes = 0;
-    for (NodeRef child = node(*ref).first_child; child != 0; child = node(child).next_sibling) {
-      passes += std::uint64_t{1} + node(child).use_count;
-    }
-    mutable_node(*ref).use_count = static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(passes - 1, std::numeric_limits<std::uint32_t>::max()));
   }
 }
 
@@ -383,11 +373,6 @@ void TrieIndex::Touch(NodeRef ref, std::uint32_t now_seconds) const {
   if (before != std::numeric_limits<std::uint32_t>::max()) {
     count.store(before + 1, std::memory_order_relaxed);
   }
-}
-
-std::uint32_t TrieIndex::use_count(NodeRef ref) const {
-  auto& counted = const_cast<IndexNode&>(node(ref)).use_count;
-  return std::atomic_ref<std::uint32_t>(counted).load(std::memory_order_relaxed);
 }
 
 std::size_t TrieIndex::memory_bytes() const {

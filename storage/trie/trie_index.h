@@ -173,8 +173,7 @@ class TrieIndex {
   NodeRef Insert(const NewNode& node);
 
   // For loading in any order: InsertUnlinked all, Link those whose parent (0 = root) is there,
-  // Erase the others with what hangs on them, leaves first, then FinishLoading. Uses are not
-  // stored; a loaded node has those that the paths through it prove.
+  // Erase the others with what hangs on them, leaves first, then FinishLoading.
   NodeRef InsertUnlinked(const NewNode& node);
   void Link(NodeRef ref, NodeRef parent);
   void FinishLoading();
@@ -196,9 +195,6 @@ class TrieIndex {
 
   // Counts a use. Safe beside other const calls.
   void Touch(NodeRef ref, std::uint32_t now_seconds) const;
-
-  // Uses counted so far; safe beside Touch.
-  std::uint32_t use_count(NodeRef ref) const;
 
   const IndexNode& node(NodeRef ref) const { return chunks_[ref / kChunkNodes][ref % kChunkNodes]; }
   // 0 for first blocks.

@@ -1,40 +1,14 @@
 #include "storage/trie/trie_probability.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
-#include <utility>
 
 namespace kvtrie {
 namespace {
 
 double PathBits(const TrieIndex& index, NodeRef ref) {
   return ref == 0 ? 0 : static_cast<double>(index.node(ref).surprisal_bits);
-}
-
-// What one restaurant has counted. Gathered once: lookups may count on meanwhile.
-struct Passes {
-  double through = 0;  // N: no less than what went on
-  double on = 0;       // the sum of c
-  std::vector<std::pair<NodeRef, double>> of_children;
-
-  double Share(double child_passes) const {
-    return (child_passes - kDiscount) / (through + kConcentration);
-  }
-};
-
-Passes CountPasses(const TrieIndex& index, NodeRef first_child, NodeRef parent) {
-  Passes passes;
-  for (NodeRef child = first_child; child != 0; child = index.node(child).next_sibling) {
-    passes.of_children.emplace_back(child, static_cast<double>(PassCount(index, child)));
-    passes.on += passes.of_children.back().second;
-  }
-  const double counted = parent == 0 ? 0 : static_cast<double>(PassCount(index, parent));
-  passes.through = std::max(counted, passes.on);
-  return passes;
-}
-
-NodeRef FirstChild(const TrieIndex& index, ModelSlot slot, NodeRef parent) {
-  return parent == 0 ? index.model(slot).first_child : index.node(parent).first_child;
 }
 
 }  // namespace
@@ -63,57 +37,51 @@ double BlockSurprisalBitsOf(const TrieIndex& index, NodeRef ref) {
 }
 
 std::uint64_t PassCount(const TrieIndex& index, NodeRef ref) {
-  return std::uint64_t{1} + index.use_count(ref);
+  // Lookups may count meanwhile.
+  auto& uses = const_cast<IndexNode&>(index.node(ref)).use_count;
+  return std::uint64_t{1} + std::atomic_ref<std::uint32_t>(uses).load(std::memory_order_relaxed);
 }
 
-NextBlocks NextBlocksAfter(const TrieIndex& index, ModelSlot slot, NodeRef parent) {
-  const Passes passes = CountPasses(index, FirstChild(index, slot, parent), parent);
+NextBlocks NextBlocksOf(const TrieIndex& index, double passes,
+                        std::span<const std::pair<NodeRef, double>> child_passes) {
+  double on = 0;
+  for (const auto& [child, count] : child_passes) on += count;
+  const double through = std::max(passes, on);
+  const double all = through + kConcentration;
   NextBlocks next;
-  next.seen.reserve(passes.of_children.size());
-  for (const auto& [child, count] : passes.of_children) {
-    next.seen.push_back({child, passes.Share(count)});
+  next.seen.reserve(child_passes.size());
+  for (const auto& [child, count] : child_passes) {
+    next.seen.push_back({child, (count - kDiscount) / all});
   }
   std::sort(next.seen.begin(), next.seen.end(), [&index](const NextBlock& a, const NextBlock& b) {
     if (a.probability != b.probability) return a.probability > b.probability;
     return index.node(a.child).id < index.node(b.child).id;
   });
-  const double all = passes.through + kConcentration;
   next.unseen = (kConcentration + kDiscount * static_cast<double>(next.seen.size())) / all;
-  next.end = (passes.through - passes.on) / all;
+  next.end = (through - on) / all;
   return next;
 }
 
+NextBlocks NextBlocksAfter(const TrieIndex& index, ModelSlot slot, NodeRef parent) {
+  std::vector<std::pair<NodeRef, double>> child_passes;
+  NodeRef child = parent == 0 ? index.model(slot).first_child : index.node(parent).first_child;
+  for (; child != 0; child = index.node(child).next_sibling) {
+    child_passes.emplace_back(child, static_cast<double>(PassCount(index, child)));
+  }
+  const double passes = parent == 0 ? 0 : static_cast<double>(PassCount(index, parent));
+  return NextBlocksOf(index, passes, child_passes);
+}
+
 double NextBlockProbability(const TrieIndex& index, NodeRef child) {
-  const NodeRef parent = index.parent(child);
-  const Passes passes =
-      CountPasses(index, FirstChild(index, index.node(child).model, parent), parent);
-  for (const auto& [other, count] : passes.of_children) {
-    if (other == child) return passes.Share(count);
+  const NextBlocks next = NextBlocksAfter(index, index.node(child).model, index.parent(child));
+  for (const NextBlock& block : next.seen) {
+    if (block.child == child) return block.probability;
   }
   return 0;
 }
 
 double UnseenBlockBits(const NextBlocks& next, std::uint32_t block_tokens) {
   return -std::log2(next.unseen) + block_tokens * kPriorBitsPerToken;
-}
-
-std::vector<NodeRef> MostProbablePath(const TrieIndex& index, NodeRef from) {
-  std::vector<NodeRef> path = {from};
-  while (true) {
-    // The likeliest child is that with most passes.
-    NodeRef best = 0;
-    std::uint64_t most = 0;
-    for (NodeRef child = index.node(path.back()).first_child; child != 0;
-         child = index.node(child).next_sibling) {
-      const std::uint64_t passes = PassCount(index, child);
-      if (passes > most || (passes == most && index.node(child).id < index.node(best).id)) {
-        best = child;
-        most = passes;
-      }
-    }
-    if (best == 0) return path;
-    path.push_back(best);
-  }
 }
 
 }  // namespace kvtrie

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "storage/trie/surprisal.h"
@@ -23,8 +25,8 @@ namespace kvtrie {
 //
 // P(next block | node) is another thing: what the fleet is likely to send next, from counted
 // traffic. A pass through a node is its put, and each lookup or touch that reached it; a put does
-// not pass the stored prefix that it extends, since the lookup before it has. Counts begin anew
-// with each start of the store, from what the stored paths prove (TrieIndex::FinishLoading).
+// not pass the stored prefix that it extends, since the lookup before it has. Uses are not stored,
+// so counts begin anew with each start of the store.
 //
 // All read the index only: safe beside what its const methods are safe beside. Nodes of different
 // models or tenants share nothing.
@@ -66,15 +68,16 @@ std::uint64_t PassCount(const TrieIndex& index, NodeRef ref);
 // What follows a node, or begins a path where `parent` is 0. O(children).
 NextBlocks NextBlocksAfter(const TrieIndex& index, ModelSlot slot, NodeRef parent);
 
+// The same from counts of one's own: N, and the c of each child. N is taken for no less than their
+// sum.
+NextBlocks NextBlocksOf(const TrieIndex& index, double passes,
+                        std::span<const std::pair<NodeRef, double>> child_passes);
+
 // P(block of this node | its parent). O(siblings).
 double NextBlockProbability(const TrieIndex& index, NodeRef child);
 
 // -log2 of the probability of one block that is no child: P(unseen), and for its tokens what text
 // costs (kPriorBitsPerToken).
 double UnseenBlockBits(const NextBlocks& next, std::uint32_t block_tokens);
-
-// From a node down to a leaf by the likeliest next block each time; begins with the node.
-// O(children of what it passes).
-std::vector<NodeRef> MostProbablePath(const TrieIndex& index, NodeRef from);
 
 }  // namespace kvtrie

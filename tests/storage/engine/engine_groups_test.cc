@@ -301,7 +301,7 @@ TEST_F(EngineGroupsTest, AThresholdOfZeroTurnsThemOff) {
 // Eviction, expiry and deletes on one side, puts with and without names on the other.
 TEST_F(EngineGroupsTest, CountsStayRightUnderEvictionExpiryAndNames) {
   options_.disk_limit_bytes = std::uint64_t{64} << 20;
-  spec_.kv_groups.front().layer_runs = {{2, 2, 1024, 1024}};  // 128 KiB
+  spec_.kv_groups.front().layer_runs = {{2, 2, 4096, 4096}};  // 512 KiB
   Open();
   std::mt19937_64 random(17);
   for (int step = 0; step < 150; ++step) {

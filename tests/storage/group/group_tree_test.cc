@@ -93,8 +93,8 @@ TEST_F(GroupTreeTest, BranchesAreASketchOfTheSubtree) {
   EXPECT_EQ(branches[1].sessions, 2u);
   EXPECT_DOUBLE_EQ(branches[1].surprisal_bits, 40);
   EXPECT_TRUE(branches[1].on_centroid);
-  EXPECT_DOUBLE_EQ(branches[1].probability, NextBlockProbability(index_, branches[1].first));
-  EXPECT_GT(branches[1].probability, 0.7);
+  // Ten passes to one of its ends and one to the other; and one to the branch beside it.
+  EXPECT_DOUBLE_EQ(branches[1].probability, (11 - kDiscount) / (12 + kConcentration));
   EXPECT_EQ(branches[2].parent, 1);
   EXPECT_EQ(branches[3].parent, 1);
   EXPECT_EQ(branches[4].parent, 0);
@@ -122,6 +122,25 @@ TEST_F(GroupTreeTest, OfManyBranchesThoseThatMostSessionsPassAreGiven) {
     EXPECT_EQ(branches[i].last, forks[20 - i]);
     EXPECT_EQ(branches[i].sessions, 21 - i);
   }
+}
+
+// After a start of the store nothing is counted; the stored paths are what is known of traffic.
+TEST_F(GroupTreeTest, WithoutCountedUsesTheCentroidGoesWhereMostSessionsAre) {
+  const NodeRef cut = GrowPath(0, 5);
+  for (int lone = 0; lone < 5; ++lone) GrowPath(cut, 9);
+  const NodeRef often = GrowPath(cut, 2);
+  for (int session = 0; session < 4; ++session) GrowPath(often, 1);
+  const GroupTree tree = TreeOf(cut);
+  EXPECT_EQ(tree.sums().centroid_blocks, 8u);
+  EXPECT_EQ(index_.parent(tree.sums().centroid_end), often);
+  double sum = 0;
+  for (const GroupBranch& branch : BranchesOf(cut)) {
+    if (branch.parent != 0) continue;
+    sum += branch.probability;
+    // 9 passes went on to 6 children.
+    EXPECT_DOUBLE_EQ(branch.probability, (branch.last == often ? 3.5 : 0.5) / 10);
+  }
+  EXPECT_DOUBLE_EQ(sum, 0.6);
 }
 
 // Sums by the definition: paths of all members, and their union.

@@ -348,24 +348,6 @@ TEST_F(TrieIndexTest, LoadingInAnyOrderMakesTheSameTrie) {
   ExpectSound();
 }
 
-TEST_F(TrieIndexTest, LoadedNodesHaveTheUsesThatTheirPathsProve) {
-  // 0 -> 1 -> {2, 3 -> 4}: two paths went through 0 and 1.
-  const NodeRef parents[] = {0, 1, 2, 2, 4};  // by number + 1; 0: root
-  std::vector<NodeRef> refs;
-  for (std::uint32_t number = 0; number < 5; ++number) {
-    refs.push_back(index_.InsertUnlinked(
-        {.id = IdOf(number), .model = slot_, .path_hash = std::uint64_t{number + 1} << 32}));
-  }
-  for (std::uint32_t number = 0; number < 5; ++number) {
-    index_.Link(refs[number], parents[number] == 0 ? 0 : refs[parents[number] - 1]);
-  }
-  index_.FinishLoading();
-  const std::uint32_t uses[] = {1, 1, 0, 0, 0};
-  for (std::uint32_t number = 0; number < 5; ++number) {
-    EXPECT_EQ(index_.node(refs[number]).use_count, uses[number]) << number;
-  }
-}
-
 TEST_F(TrieIndexTest, TokensOfAModelThatIsNotRegisteredAreNotKept) {
   const ModelSlot slot = *index_.AddModel(kTenant, ModelOf(9), 0);
   const std::vector<TokenId> tokens = {1, 2, 3, 4};

@@ -130,17 +130,5 @@ TEST_F(TrieProbabilityTest, MoreChildrenThanPassesAreNoMassAboveOne) {
   EXPECT_EQ(next.end, 0);
 }
 
-TEST_F(TrieProbabilityTest, TheMostProbablePathTakesTheLikeliestChildEachTime) {
-  const auto nodes = GrowMany(5, 300);
-  for (const NodeRef from : nodes) {
-    const auto path = MostProbablePath(index_, from);
-    ASSERT_EQ(path.front(), from);
-    for (std::size_t i = 0; i + 1 < path.size(); ++i) {
-      EXPECT_EQ(path[i + 1], NextBlocksAfter(index_, slot_, path[i]).seen.front().child);
-    }
-    EXPECT_TRUE(index_.node(path.back()).is_leaf());
-  }
-}
-
 }  // namespace
 }  // namespace kvtrie
