@@ -529,7 +529,7 @@ TEST_F(CliServerTest, OperatorSeesGroupsOfSessions) {
     const Session shared(number / 3, 6);
     std::copy_n(shared.tokens.begin(), 4 * session.tokens.size() / 6, session.tokens.begin());
     const PutPath path = session.Path(model->id);
-    ASSERT_TRUE((*client)->Put(std::span(&path, 1))[0].status.ok());
+    ASSERT_TRUE((*client)->Put(std::span(&path, 1))[0].all_stored());
     const auto found = (*client)->Lookup(model->id, session.tokens);
     ASSERT_TRUE(found.ok()) << found.status();
     looked_up = IdToHex(found->group_id());
