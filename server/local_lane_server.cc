@@ -120,10 +120,6 @@ class LanePutHost final : public PutHost {
  public:
   explicit LanePutHost(ServiceContext& context) : context_(context) {}
 
-  absl::StatusOr<std::uint32_t> BlockTokens(const ModelId& model) override {
-    KV_ASSIGN_OR_RETURN(const auto geometry, context_.geometries.Get(model));
-    return geometry->block_tokens();
-  }
   void BeginPut(const PutAnnouncement& put, BeginCallback on_begun) override {
     on_begun(context_.engine.BeginPut(kBuiltInTenant, put));
   }

@@ -110,6 +110,8 @@ constexpr StatMetric kGauges[] = {
     {"kvtrie_run_index_bytes", "Index of text runs.", &EngineStats::run_index_bytes},
     {"kvtrie_run_index_entries", "Pieces of text in it.", &EngineStats::run_index_entries},
     {"kvtrie_named_sessions", "Sessions with a name.", &EngineStats::named_sessions},
+    {"kvtrie_session_groups", "Groups of sessions that share a prefix.", &EngineStats::group_count},
+    {"kvtrie_session_group_bytes", "Memory of groups, at most.", &EngineStats::group_bytes},
     {"kvtrie_put_memory_bytes", "Blocks that puts have begun.", &EngineStats::put_memory_bytes},
     {"kvtrie_open_puts", "Puts that are open.", &EngineStats::open_puts},
     {"kvtrie_leases", "Leases.", &EngineStats::lease_count},

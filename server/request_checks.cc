@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/status_translation.h"
+#include "server/wire_conversion.h"
 #include "storage/base/status_macros.h"
 #include "storage/kv/ids.h"
 
@@ -114,26 +115,9 @@ absl::Status CheckPriority(std::uint32_t priority) {
   return Invalid("priority: ", priority, " is over the limit of ", kPriorityMax);
 }
 
-absl::Status CheckProbabilities(const v1::TokenProbabilities& probabilities,
-                                std::size_t token_count) {
-  const auto check_bytes = [](absl::string_view field, std::size_t bytes, std::size_t expected) {
-    if (bytes == expected) return absl::OkStatus();
-    return Invalid("probabilities.", field, ": ", bytes, " bytes; the announced tokens need ",
-                   expected);
-  };
-  constexpr std::size_t kHalfBytes = 2;
-  if (!probabilities.log_probs().empty()) {
-    KV_RETURN_IF_ERROR(
-        check_bytes("log_probs", probabilities.log_probs().size(), token_count * kHalfBytes));
-  }
-  if (probabilities.top_k() > kTopKMax) {
-    return Invalid("probabilities.top_k: ", probabilities.top_k(), " is over the limit of ",
-                   kTopKMax);
-  }
-  const std::size_t entries = token_count * probabilities.top_k();
-  KV_RETURN_IF_ERROR(check_bytes("top_token_ids", probabilities.top_token_ids().size(),
-                                 entries * sizeof(TokenId)));
-  return check_bytes("top_log_probs", probabilities.top_log_probs().size(), entries * kHalfBytes);
+absl::Status CheckPageSize(std::uint32_t page_size) {
+  if (page_size <= kPageSizeMax) return absl::OkStatus();
+  return Invalid("page_size: ", page_size, " is over the limit of ", kPageSizeMax);
 }
 
 }  // namespace
@@ -262,8 +246,8 @@ absl::Status CheckAnnounce(const v1::PutAnnounce& announce, const RequestLimits&
   if (!announce.has_prefix()) return Invalid("prefix: missing");
   KV_RETURN_IF_ERROR(CheckPrefix(announce.prefix(), limits));
   KV_RETURN_IF_ERROR(CheckSession(announce.session_id()));
-  KV_RETURN_IF_ERROR(CheckProbabilities(announce.probabilities(),
-                                        announce.prefix().tokens().size() / sizeof(TokenId)));
+  KV_RETURN_IF_ERROR(CheckSizes(FromProto(announce.probabilities()),
+                                announce.prefix().tokens().size() / sizeof(TokenId)));
   KV_RETURN_IF_ERROR(CheckQuality("restored_quality", announce.restored_quality()));
   KV_RETURN_IF_ERROR(CheckQuality("quality", announce.quality()));
   if (announce.beside_exact() &&
@@ -332,10 +316,22 @@ absl::Status CheckListNodes(const v1::ListNodesRequest& request) {
   KV_RETURN_IF_ERROR(CheckId("model_id", request.model_id()));
   KV_RETURN_IF_ERROR(CheckOptionalId("parent_id", request.parent_id()));
   KV_RETURN_IF_ERROR(CheckOptionalId("page_token", request.page_token()));
-  if (request.page_size() > kPageSizeMax) {
-    return Invalid("page_size: ", request.page_size(), " is over the limit of ", kPageSizeMax);
-  }
-  return absl::OkStatus();
+  return CheckPageSize(request.page_size());
+}
+
+absl::Status CheckListGroups(const v1::ListGroupsRequest& request) {
+  KV_RETURN_IF_ERROR(CheckOptionalId("page_token", request.page_token()));
+  return CheckPageSize(request.page_size());
+}
+
+absl::Status CheckDescribeGroup(const v1::DescribeGroupRequest& request) {
+  KV_RETURN_IF_ERROR(CheckId("group_id", request.group_id()));
+  if (request.branches_max() <= kPageSizeMax) return absl::OkStatus();
+  return Invalid("branches_max: ", request.branches_max(), " is over the limit of ", kPageSizeMax);
+}
+
+absl::Status CheckGetGroup(const v1::GetGroupRequest& request) {
+  return CheckId("node_id", request.node_id());
 }
 
 absl::Status CheckDescribeNode(const v1::DescribeNodeRequest& request,

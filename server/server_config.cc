@@ -136,6 +136,10 @@ ABSL_FLAG(absl::Duration, pin_max, absl::Hours(24 * 30), "Longest pin.");
 ABSL_FLAG(std::uint32_t, pinned_percent_max, 50,
           "Share of the disk limit that pins may hold, in percent.");
 ABSL_FLAG(std::uint32_t, event_log_max, 65'536, "Events kept for watchers that fall behind.");
+ABSL_FLAG(std::uint32_t, group_threshold_bits, 128,
+          "Surprisal that sessions must share to be shown as a group, in bits; a token of text has "
+          "3 to 4, so the default is more than a chat template and less than a system prompt. 0: "
+          "no groups.");
 
 // Limits.
 ABSL_FLAG(absl::Duration, stream_stall_limit, absl::Seconds(30),
@@ -327,6 +331,8 @@ class ConfigBuilder {
         Between("pinned_percent_max", absl::GetFlag(FLAGS_pinned_percent_max), 0u, 100u);
     engine->event_log_max =
         Between("event_log_max", absl::GetFlag(FLAGS_event_log_max), 1u, 1u << 24);
+    engine->group_threshold_bits = Between(
+        "group_threshold_bits", absl::GetFlag(FLAGS_group_threshold_bits), 0u, 1u << 22);
     // "disk_limit_bytes: ..." of the engine is "--disk_limit_bytes: ..." here.
     if (absl::Status s = engine->Validate(); !s.ok() && status_.ok()) status_ = Within("--", s);
   }

@@ -112,6 +112,7 @@ nlohmann::ordered_json NodeToJson(const v1::NodeEntry& node) {
   json["expires_unix_seconds"] = node.expires_unix_seconds();
   json["priority"] = node.priority();
   json["surprisal_bits"] = node.surprisal_bits();
+  json["surprisal_estimated"] = node.surprisal_estimated();
   json["pinned"] = node.pinned();
   json["leased"] = node.leased();
   json["child_count"] = node.child_count();
@@ -144,6 +145,34 @@ nlohmann::ordered_json SimilarToJson(const v1::SimilarResponse& similar) {
   return {{"sessions", std::move(sessions)},
           {"matched_blocks", similar.matched_blocks()},
           {"work_limit_reached", similar.work_limit_reached()}};
+}
+
+nlohmann::ordered_json GroupToJson(const v1::GroupEntry& group) {
+  return {{"group_id", IdToHex(group.group_id())},
+          {"model_id", IdToHex(group.model_id())},
+          {"sessions", group.sessions()},
+          {"shared_blocks", group.shared_blocks()},
+          {"shared_bits", group.shared_bits()},
+          {"shared_bits_estimated", group.shared_bits_estimated()},
+          {"shared_end_id", IdToHex(group.shared_end_id())},
+          {"blocks", group.blocks()},
+          {"stored_bytes", group.stored_bytes()},
+          {"saved_bytes", group.saved_bytes()},
+          {"centroid_end_id", IdToHex(group.centroid_end_id())},
+          {"centroid_blocks", group.centroid_blocks()}};
+}
+
+nlohmann::ordered_json GroupBranchToJson(const v1::GroupBranch& branch) {
+  return {{"parent", branch.parent()},
+          {"first_id", IdToHex(branch.first_id())},
+          {"last_id", IdToHex(branch.last_id())},
+          {"blocks", branch.blocks()},
+          {"surprisal_bits", branch.surprisal_bits()},
+          {"surprisal_estimated", branch.surprisal_estimated()},
+          {"stored_bytes", branch.stored_bytes()},
+          {"sessions", branch.sessions()},
+          {"probability", branch.probability()},
+          {"on_centroid", branch.on_centroid()}};
 }
 
 nlohmann::ordered_json PinToJson(const v1::PinEntry& pin) {

@@ -3,6 +3,7 @@
 #include "client/ctl/verb_completion.h"
 #include "client/ctl/verb_config.h"
 #include "client/ctl/verb_drain.h"
+#include "client/ctl/verb_groups.h"
 #include "client/ctl/verb_help.h"
 #include "client/ctl/verb_ls.h"
 #include "client/ctl/verb_models.h"
@@ -24,7 +25,7 @@ namespace kvtrie {
 std::span<const Verb* const> AllVerbs() {
   static const Verb* const verbs[] = {
       &kStatusVerb,  &kTopVerb,        &kModelsVerb,  &kLsVerb,     &kShowVerb,
-      &kSimilarVerb, &kPinsVerb,       &kPinVerb,     &kUnpinVerb,  &kProfilesVerb,
+       &kGroupsVerb, &kSimilarVerb, &kPinsVerb, &kPinVerb, &kUnpinVerb, &kProfilesVerb,
       &kProfileVerb, &kRmVerb,         &kVerifyVerb,  &kConfigVerb, &kDrainVerb,
       &kBenchVerb,   &kCompletionVerb, &kVersionVerb, &kHelpVerb,
   };

@@ -27,6 +27,7 @@
 #include "storage/engine/memory_tier.h"
 #include "storage/engine/reference_counts.h"
 #include "storage/engine/work_pool.h"
+#include "storage/group/session_groups.h"
 #include "storage/meta/meta_store.h"
 #include "storage/meta/node_row.h"
 #include "storage/payload/payload_store.h"
@@ -94,6 +95,7 @@ class TriePutSession;
 //   engine_lookup.cc    walks and lookups
 //   engine_paths.cc     what is done to a path: touch, pins, retention
 //   engine_describe.cc  what nodes and the store are like
+//   engine_groups.cc    session groups, and where named sessions end
 //   engine_read.cc      finding, reading and decoding frames
 //   engine_put.cc       puts: sessions and writing
 //   engine_publish.cc   puts: rows and index
@@ -147,6 +149,12 @@ class Engine::Core {
                                                      const TrieNodeId& after, std::size_t count);
   absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const Selection& selection);
   EngineStats Stats();
+
+  // --- engine_groups.cc ---
+  absl::StatusOr<std::optional<TrieNodeId>> GroupOf(TenantId tenant, const TrieNodeId& node);
+  absl::StatusOr<GroupPage> ListGroups(TenantId tenant, const TrieNodeId& after, std::size_t count);
+  absl::StatusOr<GroupDescription> DescribeGroup(TenantId tenant, const TrieNodeId& id,
+                                                 std::size_t branches_max);
 
   // --- engine_read.cc ---
   using FoundFrames = Engine::FoundFrames;
@@ -270,6 +278,24 @@ class Engine::Core {
   // Reads tokens of nodes that are in no memory.
   void CacheTokensOf(TenantId tenant, std::span<const std::pair<NodeRef, TrieNodeId>> nodes);
   void NameSessions(TenantId tenant, std::span<const std::pair<std::string, TrieNodeId>> sessions);
+  // engine_groups.cc
+  // Named sessions and where their rows are about to say that they end; empty: nowhere.
+  using NamedEnds = absl::flat_hash_map<std::pair<TenantId, std::string>, TrieNodeId>;
+  struct SessionMove {
+    TenantId tenant;
+    TrieNodeId from;  // empty: the session is new
+    TrieNodeId to;
+  };
+  // Reads the rows as they are: call it before they are written.
+  std::vector<SessionMove> FindMoves(const NamedEnds& ends)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // Call it after they were written.
+  void MoveSessions(const std::vector<SessionMove>& moves)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
+  // The group of the first `matched` nodes of a path; empty: none.
+  TrieNodeId GroupOfPath(const std::vector<std::pair<NodeRef, TrieNodeId>>& nodes,
+                         std::size_t matched) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  void LoadSessions();
 
   // engine_paths.cc
   // The nodes that a selection of a single path means, deepest last. Empty: nothing is stored.
@@ -350,7 +376,7 @@ class Engine::Core {
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   absl::Status PrepareNode(const PublishItem& item, NodeRef existing, Arrival arrival,
                            PendingNode* node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  void AddToIndex(const std::vector<PendingNode>& pending)
+  void AddToIndex(const std::vector<PendingNode>& pending, const std::vector<SessionMove>& moves)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void Conclude(std::vector<Outcome> outcomes);
 
@@ -551,6 +577,7 @@ class Engine::Core {
   TrieIndex index_ ABSL_GUARDED_BY(index_mutex_);
   std::unique_ptr<RunIndex> runs_ ABSL_PT_GUARDED_BY(index_mutex_);  // constant after LoadIdentity
   SessionEnds session_ends_ ABSL_GUARDED_BY(index_mutex_);
+  SessionGroups groups_ ABSL_GUARDED_BY(index_mutex_);
   absl::flat_hash_map<ModelSlot, std::shared_ptr<const RegisteredModel>> models_
       ABSL_GUARDED_BY(index_mutex_);
   FrameCensus census_ ABSL_GUARDED_BY(index_mutex_);

@@ -23,6 +23,7 @@ NodeInfo Engine::Core::Describe(NodeRef ref) const {
   info.expires_unix_seconds = node.expires_seconds;
   info.priority = node.priority;
   info.surprisal_bits = static_cast<double>(node.surprisal_bits);
+  info.surprisal_estimated = node.path_is_known == 0;
   info.pinned = holds_.IsPinned(ref);
   info.leased = holds_.IsLeased(ref);
   for (NodeRef child = node.first_child; child != 0; child = index_.node(child).next_sibling) {
@@ -184,6 +185,8 @@ EngineStats Engine::Core::Stats() {
     stats.run_index_entries = runs_->table().size();
     stats.forgotten_runs_total = runs_->table().forgotten_total();
     stats.named_sessions = session_ends_.size();
+    stats.group_count = groups_.group_count();
+    stats.group_bytes = groups_.memory_bytes();
     stats.lease_count = holds_.lease_count();
     stats.reference_count = references_.size();
     stats.pin_count = holds_.pins().size();

@@ -137,6 +137,7 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
         if (query.want_blocks) result.blocks[i].push_back({node.id, RungBitsOf(node), bytes});
       }
     }
+    result.group = GroupOfPath(walks.front().nodes, matched);
   };
   if (query.lease.count() > 0) {
     absl::MutexLock lock(&index_mutex_);

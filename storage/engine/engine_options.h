@@ -70,6 +70,10 @@ struct EngineOptions {
   // Events kept for watchers that fall behind.
   std::size_t event_log_max = 65'536;
 
+  // Surprisal that sessions must share to be a group, in bits; 0 = no groups. 128 is what some 34
+  // tokens of text carry: more than a chat template, less than a system prompt.
+  std::uint32_t group_threshold_bits = 128;
+
   // InvalidArgument names the first field that is out of range.
   absl::Status Validate() const;
 };

@@ -101,9 +101,11 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
 
   std::map<TenantId, MetaBatch> batches;
   std::map<TenantId, std::vector<std::pair<std::string, TrieNodeId>>> named_sessions;
+  NamedEnds session_ends;
   const auto name_session = [&](const TriePutSession& session, const TrieNodeId& node) {
     if (session.session_id.empty()) return;
     named_sessions[session.tenant].emplace_back(session.session_id, node);
+    session_ends[{session.tenant, session.session_id}] = node;
     batches.try_emplace(session.tenant, session.tenant)
         .first->second.Put(MetaTable::kSessions,
                            SessionRowKey{session.tenant, session.session_id}.Encode(),
@@ -276,6 +278,7 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
   for (const auto& [item, original] : twins) {
     name_session(*item.session, item.session->blocks[item.block].id);
   }
+  std::vector<SessionMove> moves = FindMoves(session_ends);
   std::map<TenantId, absl::Status> written;
   for (const auto& [tenant, batch] : batches) written[tenant] = WriteMeta(batch);
 
@@ -299,7 +302,8 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
       conclude(item, PutBlockResult{id, PutOutcome::kDuplicate});
     }
   }
-  if (!published.empty()) AddToIndex(published);
+  std::erase_if(moves, [&](const SessionMove& move) { return !written[move.tenant].ok(); });
+  if (!published.empty() || !moves.empty()) AddToIndex(published, moves);
   for (const auto& [tenant, sessions] : named_sessions) {
     if (written[tenant].ok()) NameSessions(tenant, sessions);
   }
@@ -309,7 +313,8 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
   return next_group;
 }
 
-void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
+void Engine::Core::AddToIndex(const std::vector<PendingNode>& published,
+                              const std::vector<SessionMove>& moves) {
   std::vector<StoreEvent> events;
   std::vector<PayloadLocation> frees;
   for (const PendingNode& node : published) tier_.Insert(node.item->at, node.item->frame);
@@ -344,6 +349,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
              .priority = node.row.priority});
         runs_->Add(index_, ref,
                    TextSpaceOf(node.session->tenant, node.session->model, node.session->salt));
+        groups_.OnInserted(ref);
       }
       CountFrame(ref, *node.row.FindRung(node.item->rung.rung));
       if (node.row.expires_unix_seconds != 0) {
@@ -367,6 +373,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
                         .depth = node.row.depth,
                         .tokens = node.row.tokens});
     }
+    MoveSessions(moves);
   }
   FreeLater(frees);
   events_.Append(std::move(events));

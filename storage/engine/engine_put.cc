@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <optional>
 #include <string_view>
@@ -79,12 +78,6 @@ absl::Status CheckAnnouncement(const PutAnnouncement& put) {
       return absl::InvalidArgumentError("extra_keys: block_index must ascend");
     }
     before = &extra;
-  }
-  const bool surprisals_hold =
-      std::all_of(put.block_surprisal_bits.begin(), put.block_surprisal_bits.end(),
-                  [](float bits) { return std::isfinite(bits) && !std::signbit(bits); });
-  if (!surprisals_hold) {
-    return absl::InvalidArgumentError("block_surprisal_bits: must be finite and not negative");
   }
   if (put.ttl.count() < 0) return absl::InvalidArgumentError("ttl: must not be negative");
   if (!IsQuality(put.quality)) return absl::InvalidArgumentError("quality: unknown");
@@ -207,7 +200,8 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     session->extra_keys.emplace(extra.block_index, extra.key);
   }
   session->session_id = put.session_id;
-  session->block_surprisal_bits = put.block_surprisal_bits;
+  KV_ASSIGN_OR_RETURN(session->block_surprisal_bits,
+                      BlockSurprisalBits(put.probabilities, put.path.tokens, block_tokens));
   session->quality = put.quality;
   session->beside_exact = put.beside_exact;
   session->only_existing = put.only_existing;
@@ -289,9 +283,12 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     batch.Put(MetaTable::kSessions, SessionRowKey{tenant, session->session_id}.Encode(),
               std::string(deepest_stored.view()));
     absl::MutexLock change(&change_mutex_);
+    const auto moves = FindMoves({{{tenant, session->session_id}, deepest_stored}});
     if (WriteMeta(batch).ok()) {
       const std::pair<std::string, TrieNodeId> named(session->session_id, deepest_stored);
       NameSessions(tenant, {&named, 1});
+      absl::MutexLock lock(&index_mutex_);
+      MoveSessions(moves);
     }
   }
   return std::make_unique<PutSessionHandle>(*this, std::move(session), std::move(stored));

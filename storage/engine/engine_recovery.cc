@@ -197,6 +197,7 @@ absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   KV_RETURN_IF_ERROR(meta_->Sync());
   LoadPins();
   LoadSessionEnds();
+  LoadSessions();
 
   KV_ASSIGN_OR_RETURN(PayloadRecoveryStats stats, payload_->FinishRecovery());
   recovery_.unreferenced_bytes = stats.unreferenced_bytes;

@@ -121,6 +121,7 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
         holds_.Forget(ref);
         session_ends_.RemoveAt(ref);
         runs_->Remove(index_, ref);
+        groups_.OnErasing(ref);
         index_.Erase(ref);
       }
     }
@@ -284,9 +285,11 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
     MetaBatch batch(tenant);
     batch.Delete(MetaTable::kSessions,
                  SessionRowKey{tenant, std::string(selection.session_id)}.Encode());
+    const auto moves = FindMoves({{{tenant, std::string(selection.session_id)}, TrieNodeId{}}});
     KV_RETURN_IF_ERROR(WriteMeta(batch));
     absl::MutexLock lock(&index_mutex_);
     session_ends_.Remove(tenant, selection.session_id);
+    MoveSessions(moves);
   }
   return count;
 }

@@ -18,6 +18,7 @@
 #include "storage/kv/path.h"
 #include "storage/kv/quality.h"
 #include "storage/kv/rung_reference.h"
+#include "storage/trie/surprisal.h"
 
 namespace kvtrie {
 
@@ -26,8 +27,7 @@ struct PutAnnouncement {
   PathView path;
   std::uint32_t first_block = 0;
   std::string_view session_id;
-  // Surprisal of each announced block given what stands before it, in bits; empty = not known.
-  std::vector<float> block_surprisal_bits;
+  TokenProbabilities probabilities;  // of the path's tokens; may be empty
   std::uint32_t restored_blocks = 0;
   Quality restored_quality = Quality::kExact;
   // What will come is at least so good. What is stored at less is missing, what is stored at that

@@ -8,6 +8,7 @@
 #include "storage/base/byte_order.h"
 #include "storage/base/check.h"
 #include "storage/kv/path.h"
+#include "storage/trie/surprisal.h"
 
 namespace kvtrie {
 namespace {
@@ -193,7 +194,11 @@ NodeRef TrieIndex::InsertUnlinked(const NewNode& from) {
   to.last_used_seconds = from.last_used_seconds;
   to.expires_seconds = from.expires_seconds;
   to.priority = from.priority & 15u;
-  to.surprisal_bits = from.block_surprisal_bits;
+  to.is_known = from.block_surprisal_bits > 0 ? 1 : 0;
+  to.path_is_known = to.is_known;
+  // Of the block alone, until it is linked.
+  to.surprisal_bits =
+      to.is_known != 0 ? from.block_surprisal_bits : EstimatedSurprisalBits(from.tokens.size());
   to.depth = from.depth & 0x7fffffu;
   if (!from.salt.empty() || !from.extra_key.empty()) {
     to.has_extra = 1;
@@ -229,6 +234,12 @@ void TrieIndex::Link(NodeRef ref, NodeRef parent) {
   LinkChild(ref, parent != 0 ? parent : (IndexNode::kRootBit | node(ref).model));
 }
 
+void TrieIndex::AddSurprisalAbove(NodeRef ref, NodeRef parent) {
+  IndexNode& below = mutable_node(ref);
+  below.surprisal_bits += node(parent).surprisal_bits;
+  below.path_is_known = below.is_known & node(parent).path_is_known;
+}
+
 void TrieIndex::FinishLoading() {
   std::vector<NodeRef> stack;
   for (const ModelRoot& root : models_) {
@@ -240,7 +251,7 @@ void TrieIndex::FinishLoading() {
     const NodeRef up = stack.back();
     stack.pop_back();
     for (NodeRef child = node(up).first_child; child != 0; child = node(child).next_sibling) {
-      mutable_node(child).surprisal_bits += node(up).surprisal_bits;
+      AddSurprisalAbove(child, up);
       stack.push_back(child);
     }
   }
@@ -252,11 +263,11 @@ NodeRef TrieIndex::Insert(const NewNode& from) {
     const IndexNode& up = node(from.parent);
     KV_CHECK(up.alive != 0 && up.model == from.model);
     placed.depth = up.depth + 1;
-    placed.block_surprisal_bits += up.surprisal_bits;
   } else {
     placed.depth = 1;
   }
   const NodeRef ref = InsertUnlinked(placed);
+  if (from.parent != 0) AddSurprisalAbove(ref, from.parent);
   Link(ref, from.parent);
   return ref;
 }
@@ -284,6 +295,7 @@ void TrieIndex::Erase(NodeRef ref) {
     extra_bytes_ -= extra->second.salt.size() + extra->second.extra_key.size();
     extras_.erase(extra);
   }
+  if (gone.name_bits == kNameBitsMax) many_names_.erase(ref);
   --root.node_count;
   root.frame_count -= gone.has_frame() ? 1 : 0;
   root.other_frame_count -= gone.has_other() ? 1 : 0;
@@ -321,6 +333,21 @@ void TrieIndex::SetRetention(NodeRef ref, std::uint32_t expires_seconds, std::ui
   IndexNode& changed = mutable_node(ref);
   changed.expires_seconds = expires_seconds;
   changed.priority = priority & 15u;
+}
+
+std::uint32_t TrieIndex::name_count(NodeRef ref) const {
+  const std::uint32_t bits = node(ref).name_bits;
+  return bits < kNameBitsMax ? bits : many_names_.find(ref)->second;
+}
+
+void TrieIndex::SetNameCount(NodeRef ref, std::uint32_t count) {
+  IndexNode& named = mutable_node(ref);
+  if (count >= kNameBitsMax) {
+    many_names_[ref] = count;
+  } else if (named.name_bits == kNameBitsMax) {
+    many_names_.erase(ref);
+  }
+  named.name_bits = static_cast<std::uint8_t>(std::min(count, kNameBitsMax) & 127u);
 }
 
 void TrieIndex::CacheTokens(NodeRef ref, std::span<const TokenId> tokens) {
@@ -363,6 +390,7 @@ std::size_t TrieIndex::memory_bytes() const {
   return chunks_.size() * kChunkNodes * sizeof(IndexNode) + edges_.memory_bytes() +
          ids_.memory_bytes() + extra_bytes_ +
          extras_.capacity() * (sizeof(NodeRef) + sizeof(Extra) + 1) +
+         many_names_.capacity() * (2 * sizeof(std::uint32_t) + 1) +
          models_.capacity() * sizeof(ModelRoot);
 }
 
@@ -422,6 +450,9 @@ absl::Status TrieIndex::CheckInvariants() const {
       return fault(ref, "has another frame without a first, or of no quality");
     }
     if ((at.has_extra != 0) != extras_.contains(ref)) return fault(ref, "has lost its extra key");
+    if ((at.name_bits == kNameBitsMax) != many_names_.contains(ref)) {
+      return fault(ref, "has lost its names");
+    }
   }
   if (alive_count != node_count_) return absl::InternalError("trie: node count is off");
   if (edges_.size() != node_count_ || ids_.size() != node_count_) {

@@ -57,17 +57,20 @@ struct IndexNode {
   std::uint32_t last_used_seconds = 0;  // atomic_ref
   std::uint32_t use_count = 0;          // atomic_ref
   std::uint32_t expires_seconds = 0;    // 0 = never
-  float surprisal_bits = 0;             // of the whole path
+  float surprisal_bits = 0;             // of the whole path; see NewNode
   std::uint32_t depth : 23 = 0;         // 1 = first block
   std::uint32_t priority : 4 = 0;
   std::uint32_t quality_bits : 3 = 0;  // of the frame
   std::uint32_t on_lossy : 1 = 0;
   std::uint32_t has_extra : 1 = 0;
   ModelSlot model = 0;
-  std::uint8_t alive = 0;
+  std::uint8_t alive : 1 = 0;
+  std::uint8_t name_bits : 7 = 0;           // sessions with a name that end here, up to 127
   std::uint8_t codec_bits : 3 = 0;          // of the frame
   std::uint8_t other_quality_bits : 3 = 0;  // 0: there is no other frame
   std::uint8_t not_codable : 1 = 0;         // coding the frame was tried and gave nothing smaller
+  std::uint8_t is_known : 1 = 0;            // the block's surprisal was given
+  std::uint8_t path_is_known : 1 = 0;       // and that of all blocks above it
 
   static constexpr NodeRef kRootBit = 0x80000000u;
   bool has_frame() const { return frame.segment != 0; }
@@ -115,6 +118,7 @@ struct NewNode {
   std::string_view extra_key{};
   std::span<const TokenId> tokens{};
   NodeFrames frames{};
+  // I(block | path above) as the client gave it; 0 = not known, and estimated (surprisal.h).
   float block_surprisal_bits = 0;
   std::uint32_t last_used_seconds = 0;
   std::uint32_t expires_seconds = 0;
@@ -188,6 +192,9 @@ class TrieIndex {
   // Until its frames change, may_be_coded is false.
   void MarkNotCodable(NodeRef ref);
   void SetRetention(NodeRef ref, std::uint32_t expires_seconds, std::uint32_t priority);
+  // Sessions with a name that end at a node. Gone with the node.
+  std::uint32_t name_count(NodeRef ref) const;
+  void SetNameCount(NodeRef ref, std::uint32_t count);
   // Puts a node's tokens into the cache, if they are not there.
   void CacheTokens(NodeRef ref, std::span<const TokenId> tokens);
   // Tokens of a node, or empty when they are not in memory.
@@ -221,6 +228,7 @@ class TrieIndex {
 
  private:
   static constexpr std::size_t kChunkNodes = 4096;
+  static constexpr std::uint32_t kNameBitsMax = 127;  // stands for what many_names_ says
 
   struct Extra {
     std::string salt;
@@ -230,6 +238,7 @@ class TrieIndex {
   IndexNode& mutable_node(NodeRef ref) { return chunks_[ref / kChunkNodes][ref % kChunkNodes]; }
   NodeRef AllocateRef();
   void LinkChild(NodeRef ref, NodeRef parent_link);
+  void AddSurprisalAbove(NodeRef ref, NodeRef parent);
   bool Matches(NodeRef ref, NodeRef parent_link, Provenance provenance, std::string_view salt,
                std::string_view extra_key, std::span<const TokenId> tokens, bool* verified) const;
   void PrefetchNode(std::uint32_t edge_hash) const;
@@ -250,6 +259,7 @@ class TrieIndex {
   RefTable ids_;
   TokenCache tokens_;
   absl::flat_hash_map<NodeRef, Extra> extras_;
+  absl::flat_hash_map<NodeRef, std::uint32_t> many_names_;  // of nodes with more than fit
   std::size_t extra_bytes_ = 0;
   std::vector<ModelRoot> models_;
   absl::flat_hash_map<std::pair<TenantId, ModelId>, ModelSlot> model_slots_;

@@ -565,6 +565,64 @@ TEST_F(CliServerTest, SimilarFindsSessionsByPrefixAndByText) {
   EXPECT_THAT(out_.str(), ::testing::Not(::testing::HasSubstr("same prompt")));
 }
 
+TEST_F(CliServerTest, OperatorSeesGroupsOfSessions) {
+  ClientOptions options;
+  options.targets = {server_.listen};
+  const auto client = Client::Create(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto model = (*client)->RegisterModel(Spec());
+  ASSERT_TRUE(model.ok()) << model.status();
+  ASSERT_EQ(RunKvtrie({"groups"}), ExitCode::kOk) << err_.str();
+  EXPECT_THAT(out_.str(), ::testing::StartsWith("GROUP"));
+  ASSERT_EQ(RunKvtrie({"groups", "--json"}), ExitCode::kOk) << err_.str();
+  EXPECT_TRUE(Json()["groups"].empty());
+
+  // Two groups of three sessions: 4 blocks shared, 2 of their own.
+  std::string looked_up;
+  for (std::uint64_t number = 0; number < 6; ++number) {
+    Session session(100 + number, 6);
+    const Session shared(number / 3, 6);
+    std::copy_n(shared.tokens.begin(), 4 * session.tokens.size() / 6, session.tokens.begin());
+    const PutPath path = session.Path(model->id);
+    ASSERT_TRUE((*client)->Put(std::span(&path, 1))[0].all_stored());
+    const auto found = (*client)->Lookup(model->id, session.tokens);
+    ASSERT_TRUE(found.ok()) << found.status();
+    looked_up = IdToHex(found->group_id());
+  }
+  ASSERT_EQ(RunKvtrie({"groups", "--json"}), ExitCode::kOk) << err_.str();
+  ASSERT_EQ(Json()["groups"].size(), 2u);
+  EXPECT_FALSE(Json()["more"]);
+  const nlohmann::json group = Json()["groups"][1];
+  EXPECT_EQ(group["group_id"], looked_up);
+  EXPECT_EQ(group["sessions"], 3);
+  EXPECT_EQ(group["shared_blocks"], 4);
+  EXPECT_EQ(group["blocks"], 10);
+  EXPECT_TRUE(group["shared_bits_estimated"]);
+  EXPECT_EQ(group["saved_bytes"].get<std::uint64_t>() * 10,
+            group["stored_bytes"].get<std::uint64_t>() * 8);
+  ASSERT_EQ(RunKvtrie({"groups", "--limit", "1"}), ExitCode::kOk);
+  EXPECT_THAT(out_.str(), ::testing::Not(::testing::HasSubstr(looked_up)));
+  EXPECT_THAT(err_.str(), ::testing::HasSubstr("there are more"));
+  ASSERT_EQ(RunKvtrie({"groups"}), ExitCode::kOk);
+  EXPECT_THAT(out_.str(), ::testing::HasSubstr(looked_up));
+
+  ASSERT_EQ(RunKvtrie({"groups", "show", looked_up, "--json"}), ExitCode::kOk) << err_.str();
+  const nlohmann::json branches = Json()["branches"];
+  ASSERT_EQ(branches.size(), 4u);
+  int on_centroid = 0;
+  for (const auto& branch : branches) on_centroid += branch["on_centroid"].get<bool>() ? 1 : 0;
+  EXPECT_EQ(on_centroid, 2);
+  ASSERT_EQ(RunKvtrie({"groups", "show", looked_up}), ExitCode::kOk) << err_.str();
+  EXPECT_THAT(out_.str(),
+              ::testing::AllOf(::testing::HasSubstr("\n* "), ::testing::HasSubstr("\n  * "),
+                               ::testing::HasSubstr("\n  - "), ::testing::HasSubstr("(estimated)"),
+                               ::testing::HasSubstr(branches[1]["first_id"].get<std::string>())));
+  ASSERT_EQ(RunKvtrie({"groups", "show", looked_up, "--limit", "2", "--json"}), ExitCode::kOk);
+  EXPECT_TRUE(Json()["more"]);
+  EXPECT_EQ(Json()["branches"].size(), 2u);
+  EXPECT_EQ(RunKvtrie({"groups", "show", std::string(32, '7')}), ExitCode::kNotFound);
+}
+
 TEST_F(CliServerTest, OperatorKeepsProfiles) {
   const std::string folder = ::testing::TempDir() + "/kvtrie-profiles";
   std::filesystem::create_directories(folder);

@@ -326,6 +326,20 @@ TEST(RequestChecksTest, PinsRetentionAndTheRest) {
        {"node_id: set exactly", [](auto& r) { r.clear_node_id(); }},
        {"node_id: set exactly", [](auto& r) { *r.mutable_prefix() = GoodPrefix(); }}});
 
+  ExpectRefused<v1::ListGroupsRequest>({}, CheckListGroups,
+                                       {{"page_token", [](auto& r) { r.set_page_token("x"); }},
+                                        {"page_size", [](auto& r) { r.set_page_size(10'001); }}});
+  v1::DescribeGroupRequest group;
+  group.set_group_id(kId);
+  ExpectRefused<v1::DescribeGroupRequest>(
+      group, CheckDescribeGroup,
+      {{"group_id", [](auto& r) { r.clear_group_id(); }},
+       {"branches_max", [](auto& r) { r.set_branches_max(10'001); }}});
+  v1::GetGroupRequest group_of;
+  group_of.set_node_id(kId);
+  ExpectRefused<v1::GetGroupRequest>(group_of, CheckGetGroup,
+                                     {{"node_id", [](auto& r) { r.set_node_id("x"); }}});
+
   v1::RegisterModelRequest model;
   model.mutable_spec();
   ExpectRefused<v1::RegisterModelRequest>(

@@ -71,6 +71,27 @@ TEST(JsonViewsTest, SimilarSessionsSayWhereTheirRunsLie) {
   EXPECT_EQ(json["sessions"][1]["runs"][0]["node_offset"], 3);
 }
 
+TEST(JsonViewsTest, GroupsAndBranchesHaveTheFieldsOfTheWire) {
+  v1::GroupEntry group;
+  group.set_group_id(std::string(16, '\x0f'));
+  group.set_sessions(4);
+  group.set_shared_bits(150.5);
+  group.set_saved_bytes(900);
+  const auto json = GroupToJson(group);
+  EXPECT_EQ(json["group_id"], "0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f");
+  EXPECT_EQ(json["sessions"], 4);
+  EXPECT_EQ(json["shared_bits"], 150.5);
+  EXPECT_EQ(json["saved_bytes"], 900);
+  EXPECT_EQ(json.size(), static_cast<std::size_t>(group.GetDescriptor()->field_count()));
+  v1::GroupBranch branch;
+  branch.set_parent(-1);
+  branch.set_probability(0.5);
+  const auto branch_json = GroupBranchToJson(branch);
+  EXPECT_EQ(branch_json["parent"], -1);
+  EXPECT_EQ(branch_json["probability"], 0.5);
+  EXPECT_EQ(branch_json.size(), static_cast<std::size_t>(branch.GetDescriptor()->field_count()));
+}
+
 TEST(JsonViewsTest, BytesThatAreNotTextDoNotEndTheProgram) {
   const std::string text = DumpJson({{"name", "a\xff"}});
   EXPECT_NE(text.find("a\xef\xbf\xbd"), std::string::npos);
