@@ -40,7 +40,8 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
     }
     const absl::Status runs = runs_->table().CheckInvariants(
         [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) { return index_.alive(ref); });
-    for (const absl::Status& status : {runs, session_ends_.CheckInvariants(), groups_.CheckInvariants()}) {
+    for (const absl::Status& status :
+         {runs, session_ends_.CheckInvariants(), groups_.CheckInvariants()}) {
       if (!status.ok()) {
         progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
       }

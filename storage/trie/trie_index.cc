@@ -199,7 +199,7 @@ NodeRef TrieIndex::InsertUnlinked(const NewNode& from) {
   // Of the block alone, until it is linked.
   to.surprisal_bits =
       to.is_known != 0 ? from.block_surprisal_bits : EstimatedSurprisalBits(from.tokens.size());
-  to.depth = from.depth & 0x7fffffu;
+  to.depth = from.depth & 0x3fffffu;
   if (!from.salt.empty() || !from.extra_key.empty()) {
     to.has_extra = 1;
     extras_.emplace(ref, Extra{std::string(from.salt), std::string(from.extra_key)});

@@ -58,17 +58,17 @@ struct IndexNode {
   std::uint32_t use_count = 0;          // atomic_ref
   std::uint32_t expires_seconds = 0;    // 0 = never
   float surprisal_bits = 0;             // of the whole path; see NewNode
-  std::uint32_t depth : 23 = 0;         // 1 = first block
+  std::uint32_t depth : 22 = 0;         // 1 = first block
   std::uint32_t priority : 4 = 0;
   std::uint32_t quality_bits : 3 = 0;  // of the frame
   std::uint32_t on_lossy : 1 = 0;
   std::uint32_t has_extra : 1 = 0;
+  std::uint32_t not_codable : 1 = 0;  // coding the frame was tried and gave nothing smaller
   ModelSlot model = 0;
   std::uint8_t alive : 1 = 0;
   std::uint8_t name_bits : 7 = 0;           // sessions with a name that end here, up to 127
   std::uint8_t codec_bits : 3 = 0;          // of the frame
   std::uint8_t other_quality_bits : 3 = 0;  // 0: there is no other frame
-  std::uint8_t not_codable : 1 = 0;         // coding the frame was tried and gave nothing smaller
   std::uint8_t is_known : 1 = 0;            // the block's surprisal was given
   std::uint8_t path_is_known : 1 = 0;       // and that of all blocks above it
 
