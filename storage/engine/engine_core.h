@@ -317,7 +317,9 @@ class Engine::Core {
   void Conclude(std::vector<Outcome> outcomes);
 
   // engine_space.cc
-  absl::Status MakeRoom(std::uint64_t bytes);
+  // For so many bytes of records, of so many nodes that may be new.
+  absl::Status MakeRoom(std::uint64_t bytes, std::uint64_t nodes);
+  std::uint64_t SurplusNodes(std::uint64_t coming) const;
   bool FitsTheDisk(std::uint64_t bytes) const;
   std::uint64_t DiskBytes() const;
   absl::Status WriteMeta(const MetaBatch& batch);
@@ -339,15 +341,16 @@ class Engine::Core {
   void CountMetaBytes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
 
   // engine_eviction.cc
-  // What eviction may take.
-  enum class Victims { kFramesThenLeaves, kLeaves };
-  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes, Victims which);
+  // Frees `bytes` of the disk, or takes `nodes` nodes out of the index; the other is 0. How many
+  // bytes that has freed, and 0 only where nothing could be taken.
+  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes, std::uint64_t nodes);
   std::vector<NodeRef> ChooseTwoFrameNodes(std::uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // Drops the larger frame of each node that has two.
   absl::Status DropOtherFrames(const std::vector<NodeRef>& refs, std::uint64_t* freed_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  std::vector<NodeRef> ChooseVictims(std::uint64_t bytes) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  std::vector<NodeRef> ChooseVictims(std::uint64_t bytes, std::uint64_t nodes)
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   double RetentionValue(const IndexNode& node, std::uint64_t bytes, std::uint32_t now_seconds) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // What is held, and all above it.

@@ -37,7 +37,7 @@ double Engine::Core::RetentionValue(const IndexNode& node, std::uint64_t bytes,
 
 // Leaves first: a block without its prefix is of no use to anybody. Random sampling instead of an
 // order that each read would have to maintain.
-std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes) {
+std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes, std::uint64_t nodes) {
   static thread_local absl::BitGen random;
   std::vector<NodeRef> victims;
   absl::flat_hash_set<NodeRef> chosen;
@@ -64,7 +64,7 @@ std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes) {
     return PayloadLocation::DiskBytes(StoredBytes(node));
   };
   std::uint64_t total_bytes = 0;
-  while (total_bytes < bytes) {
+  while (total_bytes < bytes || victims.size() < nodes) {
     NodeRef best = 0;
     double best_value = std::numeric_limits<double>::infinity();
     for (int sample = 0; sample < kEvictionSamples && index_.ref_end() > 1; ++sample) {
@@ -140,23 +140,23 @@ absl::flat_hash_set<NodeRef> Engine::Core::HeldPaths() const {
   return paths;
 }
 
-absl::StatusOr<std::uint64_t> Engine::Core::Evict(std::uint64_t bytes, Victims which) {
+absl::StatusOr<std::uint64_t> Engine::Core::Evict(std::uint64_t bytes, std::uint64_t nodes) {
   absl::MutexLock change(&change_mutex_);
   std::uint64_t freed_bytes = 0;
-  if (which == Victims::kFramesThenLeaves) {
-    std::vector<NodeRef> nodes;
+  if (bytes > 0) {
+    std::vector<NodeRef> with_two;
     {
       absl::ReaderMutexLock lock(&index_mutex_);
-      nodes = ChooseTwoFrameNodes(bytes);
+      with_two = ChooseTwoFrameNodes(bytes);
     }
-    KV_RETURN_IF_ERROR(DropOtherFrames(nodes, &freed_bytes));
+    KV_RETURN_IF_ERROR(DropOtherFrames(with_two, &freed_bytes));
     if (freed_bytes >= bytes) return freed_bytes;
     bytes -= freed_bytes;
   }
   std::vector<NodeRef> victims;
   {
     absl::ReaderMutexLock lock(&index_mutex_);
-    victims = ChooseVictims(bytes);
+    victims = ChooseVictims(bytes, nodes);
   }
   DeletedCount count;
   KV_RETURN_IF_ERROR(Unlink(victims, RemovalReason::kEvicted, &count));

@@ -124,7 +124,7 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
   // A store that was opened with a smaller limit shrinks before it serves.
   while (options_.eviction && DiskBytes() > options_.disk_limit_bytes) {
     const std::uint64_t over = DiskBytes() - options_.disk_limit_bytes;
-    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(over, Victims::kFramesThenLeaves));
+    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(over, 0));
     KV_RETURN_IF_ERROR(SyncAndFree());
     if (evicted == 0) break;
   }
