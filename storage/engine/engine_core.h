@@ -24,6 +24,7 @@
 #include "storage/engine/frame_census.h"
 #include "storage/engine/hold_table.h"
 #include "storage/engine/memory_tier.h"
+#include "storage/engine/retention_policy.h"
 #include "storage/engine/work_pool.h"
 #include "storage/meta/meta_store.h"
 #include "storage/meta/node_row.h"
@@ -350,9 +351,7 @@ class Engine::Core {
   absl::Status DropOtherFrames(const std::vector<NodeRef>& refs, std::uint64_t* freed_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   std::vector<NodeRef> ChooseVictims(std::uint64_t bytes, std::uint64_t nodes)
-      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  double RetentionValue(const IndexNode& node, std::uint64_t bytes, std::uint32_t now_seconds) const
-      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // What is held, and all above it.
   absl::flat_hash_set<NodeRef> HeldPaths() const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
 
@@ -417,6 +416,8 @@ class Engine::Core {
 
   mutable absl::Mutex index_mutex_;
   TrieIndex index_ ABSL_GUARDED_BY(index_mutex_);
+  // Changed under change_mutex_ as well, but for Uses.
+  RetentionPolicy retention_ ABSL_GUARDED_BY(index_mutex_){index_};
   absl::flat_hash_map<ModelSlot, std::shared_ptr<const RegisteredModel>> models_
       ABSL_GUARDED_BY(index_mutex_);
   FrameCensus census_ ABSL_GUARDED_BY(index_mutex_);
@@ -443,6 +444,7 @@ class Engine::Core {
   bool ending_ ABSL_GUARDED_BY(sync_mutex_) = false;
   absl::Mutex syncing_mutex_;  // one sync at a time
 
+  std::uint64_t frame_random_ ABSL_GUARDED_BY(change_mutex_) = 1;
   NodeRef two_frame_hand_ ABSL_GUARDED_BY(change_mutex_) = 1;  // where the search for them goes on
   bool ballast_there_ ABSL_GUARDED_BY(change_mutex_) = false;
 

@@ -265,6 +265,7 @@ absl::Status Engine::Core::LoadModels() {
         const auto slot = index_.AddModel(row_key->tenant, row_key->model, spec->block_tokens);
         if (slot) {
           models_[*slot] = std::make_shared<const RegisteredModel>(*spec);
+          retention_.SetModel(*slot, *spec);
         }
         return true;
       }));
@@ -442,6 +443,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       if (index_.node(ref).is_leaf()) drop(ref);
     }
     index_.FinishLoading();
+    retention_.OnLoaded();
     recovery_.nodes_loaded = index_.node_count();
     recovery_.nodes_dropped += bad_keys.size();
   }

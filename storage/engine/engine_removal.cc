@@ -99,6 +99,7 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
     std::vector<PayloadLocation> frees;
     {
       absl::MutexLock lock(&index_mutex_);
+      const std::uint32_t now = NowSeconds();
       for (std::size_t i = 0; i < piece.size(); ++i) {
         const NodeRef ref = piece[i];
         const IndexNode& node = index_.node(ref);
@@ -116,7 +117,9 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
         }
         for (const PinId& pin : holds_.PinsOn(ref)) holds_.DropPin(pin);
         holds_.Forget(ref);
+        retention_.BeforeErase(ref, reason == RemovalReason::kEvicted, now);
         index_.Erase(ref);
+        retention_.AfterErase(parent);
       }
     }
     sweep_sessions_ = true;

@@ -13,8 +13,18 @@
 namespace kvtrie::bench {
 namespace {
 
-// One layer of K and V of 16 bytes per token in all.
-ModelSpec SmallSpec(std::uint32_t block_tokens) {
+std::vector<TokenId> TokensOf(const RequestTrace& trace, std::span<const BlockIndex> path) {
+  std::vector<TokenId> tokens;
+  tokens.reserve(path.size() * trace.block_tokens);
+  for (const BlockIndex block : path) {
+    for (std::uint32_t i = 0; i < trace.block_tokens; ++i) tokens.push_back(i == 0 ? block : i);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+ModelSpec SmallModelSpec(std::uint32_t block_tokens) {
   ModelSpec spec;
   spec.name = "small";
   spec.weights_revision = "1";
@@ -27,17 +37,6 @@ ModelSpec SmallSpec(std::uint32_t block_tokens) {
   spec.block_tokens = block_tokens;
   return spec;
 }
-
-std::vector<TokenId> TokensOf(const RequestTrace& trace, std::span<const BlockIndex> path) {
-  std::vector<TokenId> tokens;
-  tokens.reserve(path.size() * trace.block_tokens);
-  for (const BlockIndex block : path) {
-    for (std::uint32_t i = 0; i < trace.block_tokens; ++i) tokens.push_back(i == 0 ? block : i);
-  }
-  return tokens;
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<EngineCache>> EngineCache::Open(const std::string& folder,
                                                                const RequestTrace& trace,
@@ -52,8 +51,9 @@ absl::StatusOr<std::unique_ptr<EngineCache>> EngineCache::Open(const std::string
   options.sync_interval = std::chrono::hours(1000);
   std::unique_ptr<EngineCache> cache(new EngineCache(trace));
   KV_ASSIGN_OR_RETURN(cache->engine_, Engine::OpenEmbedded(options, cache->clock_));
-  KV_ASSIGN_OR_RETURN(const ModelInfo model,
-                      cache->engine_->RegisterModel(kBuiltInTenant, SmallSpec(trace.block_tokens)));
+  KV_ASSIGN_OR_RETURN(
+      const ModelInfo model,
+      cache->engine_->RegisterModel(kBuiltInTenant, SmallModelSpec(trace.block_tokens)));
   cache->model_ = model.id;
   cache->raw_.resize(model.raw_block_bytes);
   cache->raw_crc_ = Crc32c(cache->raw_);

@@ -13,6 +13,9 @@
 
 namespace kvtrie::bench {
 
+// The model whose KV a trace is about: the smallest frames that there are.
+ModelSpec SmallModelSpec(std::uint32_t block_tokens);
+
 // The store itself behind the interface of the baselines: lookups and puts of an Engine with a
 // clock that follows the trace. Frames are small, and the limit on the index stands for the
 // capacity, since it counts nodes and not what a file system makes of them; which nodes go is

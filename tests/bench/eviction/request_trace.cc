@@ -93,8 +93,8 @@ class TraceBuilder {
       do {
         Extend(&path, Scaled(random.Between(1, 4)));
         Ask(now, &path, Scaled(random.Between(2, 8)));
-        now += 5 + random.LogNormal(45 * shape_.think, 1.2);
-      } while (random.Chance(0.8) && path.size() < 1000);
+        now += 5 + random.LogNormal(115 * shape_.think, 1.1);
+      } while (random.Chance(0.75) && path.size() < 1000);
     }
   }
 
@@ -242,13 +242,16 @@ absl::StatusOr<RequestTrace> MakeSyntheticTrace(std::string_view name, std::uint
     for (std::size_t i = 0; i < count(120); ++i)
       builder.Burst(builder.random.Unit() * seconds(3000));
   } else if (name == "mixed") {
-    builder.Chats(0, seconds(3000), 0.5 * rate);
-    builder.Agents(0, seconds(3000), 0.12 * rate);
-    builder.Documents(0, seconds(3000), 0.7 * rate, count(250));
-    for (int sweep = 0; sweep < 3; ++sweep)
-      builder.Scan(seconds(400 + 900 * sweep), count(120), 1 * rate);
-    for (std::size_t i = 0; i < count(30); ++i)
+    builder.Chats(0, seconds(3000), 0.7 * rate);
+    builder.Agents(0, seconds(3000), 0.012 * rate);
+    builder.Documents(0, seconds(3000), 1.2 * rate, count(700));
+    builder.Scan(0, count(1800), 0.6 * rate);  // all the time
+    for (int sweep = 0; sweep < 3; ++sweep) {
+      builder.Scan(seconds(400 + 900 * sweep), count(150), 1 * rate);
+    }
+    for (std::size_t i = 0; i < count(5); ++i) {
       builder.Burst(builder.random.Unit() * seconds(3000));
+    }
   } else {
     return absl::InvalidArgumentError(
         absl::StrCat("trace: ", std::string(name), " is not one of ",

@@ -1,0 +1,173 @@
+#include "storage/engine/reuse_model.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace kvtrie {
+namespace {
+
+// Blocks for which a prior counts.
+constexpr double kPriorBlocks = 64;
+// The chance, of what has been idle for t, to be used before it has been so for 1.4 t, where
+// nothing is known.
+constexpr double kPriorHazard = 0.12;
+// Counts fade by half when there are so many for each block that is stored.
+constexpr double kEventsPerBlock = 16;
+constexpr double kEventsMin = 65'536;
+
+}  // namespace
+
+double ReuseModel::RangeBegin(std::size_t range) {
+  return range == 0 ? 0 : std::exp2(static_cast<double>(range - 1) / 2);
+}
+
+std::size_t ReuseModel::RangeOf(std::uint32_t idle_seconds) {
+  if (idle_seconds == 0) return 0;
+  const auto octave = static_cast<std::size_t>(std::bit_width(idle_seconds) - 1);
+  // Whether its square reaches beyond the middle of the octave, at 2^(octave + 1/2).
+  const std::uint64_t squared = std::uint64_t{idle_seconds} * idle_seconds;
+  const bool upper_half = squared >= (std::uint64_t{2} << (2 * octave));
+  return std::min(kRanges - 1, 2 * octave + (upper_half ? 1 : 0) + 1);
+}
+
+std::size_t ReuseModel::ClassOf(NodeTraffic traffic) {
+  const auto origin = static_cast<std::size_t>(traffic.origin());
+  const std::uint32_t uses = traffic.uses();
+  if (uses == 0) return origin * NodeTraffic::kTraits + traffic.trait();
+  const std::size_t use_class = uses < 2 ? 0 : uses < 4 ? 1 : uses < 8 ? 2 : 3;
+  return 4 * NodeTraffic::kTraits +
+         (origin * (kUseClasses - 1) + use_class) * NodeTraffic::kGapClasses + traffic.gap_class();
+}
+
+ReuseModel::Cell ReuseModel::CellOf(NodeTraffic traffic, std::uint32_t idle_seconds) {
+  return static_cast<Cell>(ClassOf(traffic) * kRanges + RangeOf(idle_seconds));
+}
+
+ReuseModel::ReuseModel()
+    : new_reused_(kClasses * kRanges),
+      new_given_up_(kClasses * kRanges),
+      reused_(kClasses),
+      given_up_(kClasses),
+      hazards_(kClasses),
+      rates_(kClasses) {
+  new_events_ = 1;
+  Update(0);
+}
+
+void ReuseModel::Reused(Cell cell, std::uint32_t blocks) {
+  new_reused_[cell].fetch_add(blocks, std::memory_order_relaxed);
+  new_events_.fetch_add(blocks, std::memory_order_relaxed);
+}
+
+void ReuseModel::GivenUp(Cell cell, std::uint32_t blocks) {
+  new_given_up_[cell].fetch_add(blocks, std::memory_order_relaxed);
+  new_events_.fetch_add(blocks, std::memory_order_relaxed);
+}
+
+ReuseModel::Hazards ReuseModel::Learn(const Counts& reused, const Counts& given_up,
+                                      const Hazards& prior) {
+  Hazards hazards;
+  double at_risk = 0;  // that were idle so long
+  for (std::size_t range = kRanges; range-- > 0;) {
+    // What is given up in the middle of a range has been at risk for half of it.
+    const double exposed = at_risk + reused[range] + given_up[range] / 2;
+    at_risk += reused[range] + given_up[range];
+    hazards[range] = (reused[range] + kPriorBlocks * prior[range]) / (exposed + kPriorBlocks);
+  }
+  return hazards;
+}
+
+void ReuseModel::Update(std::uint64_t blocks) {
+  const auto fresh = static_cast<double>(new_events_.load(std::memory_order_relaxed));
+  if (fresh == 0 || fresh < std::min(events_ / 32, 16'384.0)) return;
+  new_events_ = 0;
+  events_ = 0;
+  for (std::size_t cell = 0; cell < kClasses * kRanges; ++cell) {
+    double& reused = reused_[cell / kRanges][cell % kRanges];
+    double& given_up = given_up_[cell / kRanges][cell % kRanges];
+    reused += new_reused_[cell].exchange(0, std::memory_order_relaxed);
+    given_up += new_given_up_[cell].exchange(0, std::memory_order_relaxed);
+    events_ += reused + given_up;
+  }
+  if (events_ > std::max(kEventsMin, kEventsPerBlock * static_cast<double>(blocks))) {
+    for (Counts& counts : reused_)
+      std::for_each(counts.begin(), counts.end(), [](double& n) { n /= 2; });
+    for (Counts& counts : given_up_)
+      std::for_each(counts.begin(), counts.end(), [](double& n) { n /= 2; });
+    events_ /= 2;
+  }
+
+  // From all blocks to those never used and those used, to how often, to the class.
+  const auto add = [](const Counts& from, Counts* to) {
+    for (std::size_t range = 0; range < kRanges; ++range) (*to)[range] += from[range];
+  };
+  Hazards prior;
+  prior.fill(kPriorHazard);
+  struct Sum {
+    Counts reused{};
+    Counts given_up{};
+  };
+  Sum all;
+  std::array<Sum, kUseClasses> by_uses;
+  const auto uses_of = [](std::size_t traffic_class) -> std::size_t {
+    constexpr std::size_t kNeverUsed = 4 * NodeTraffic::kTraits;
+    if (traffic_class < kNeverUsed) return 0;
+    return 1 + (traffic_class - kNeverUsed) / NodeTraffic::kGapClasses % (kUseClasses - 1);
+  };
+  for (std::size_t i = 0; i < kClasses; ++i) {
+    add(reused_[i], &by_uses[uses_of(i)].reused);
+    add(given_up_[i], &by_uses[uses_of(i)].given_up);
+    add(reused_[i], &all.reused);
+    add(given_up_[i], &all.given_up);
+  }
+  const Hazards of_all = Learn(all.reused, all.given_up, prior);
+  std::array<Hazards, kUseClasses> of_uses;
+  for (std::size_t i = 0; i < kUseClasses; ++i) {
+    of_uses[i] = Learn(by_uses[i].reused, by_uses[i].given_up, of_all);
+  }
+  for (std::size_t i = 0; i < kClasses; ++i) {
+    hazards_[i] = Learn(reused_[i], given_up_[i], of_uses[uses_of(i)]);
+    for (std::size_t from = 0; from < kRanges; ++from) {
+      double unused = 1;  // the chance that it is not used until then
+      double kept_seconds = 0;
+      double best = 0;
+      for (std::size_t range = from; range < kRanges; ++range) {
+        const double width = RangeBegin(range + 1) - RangeBegin(range);
+        const double used = unused * hazards_[i][range];
+        kept_seconds += (unused - used / 2) * width;
+        unused -= used;
+        best = std::max(best, (1 - unused) / kept_seconds);
+      }
+      rates_[i][from] = best;
+    }
+  }
+}
+
+double ReuseModel::UsesPerSecond(NodeTraffic traffic, std::uint32_t idle_seconds) const {
+  const Hazards& rates = rates_[ClassOf(traffic)];
+  const std::size_t range = RangeOf(idle_seconds);
+  if (range + 1 == kRanges) return rates[range];
+  // In between, so that of equals the one that is idle for longer differs.
+  const double part =
+      (idle_seconds - RangeBegin(range)) / (RangeBegin(range + 1) - RangeBegin(range));
+  return rates[range] + (rates[range + 1] - rates[range]) * part;
+}
+
+double ReuseModel::Probability(NodeTraffic traffic, std::uint32_t idle_seconds,
+                               double horizon_seconds) const {
+  const Hazards& hazards = hazards_[ClassOf(traffic)];
+  const double end = idle_seconds + horizon_seconds;
+  double at = idle_seconds;
+  double unused = 1;
+  for (std::size_t range = RangeOf(idle_seconds); range < kRanges && at < end; ++range) {
+    const double begin = RangeBegin(range);
+    const double range_end = RangeBegin(range + 1);
+    const double part = (std::min(end, range_end) - at) / (range_end - begin);
+    unused *= std::pow(1 - hazards[range], part);
+    at = range_end;
+  }
+  return 1 - unused;
+}
+
+}  // namespace kvtrie
