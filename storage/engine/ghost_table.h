@@ -33,6 +33,12 @@ class GhostTable {
   // Returns what is known of the node, and forgets it.
   std::optional<Ghost> Take(const TrieNodeId& id);
 
+  // Of any place: nullopt where it is free.
+  std::optional<Ghost> At(std::size_t place) const {
+    if (places_[place].key == 0) return std::nullopt;
+    return Ghost{NodeTraffic(places_[place].traffic_bits), places_[place].last_used_seconds};
+  }
+  std::size_t place_count() const { return places_.size(); }
   std::size_t size() const { return size_; }
   std::size_t memory_bytes() const { return places_.capacity() * sizeof(Place); }
 

@@ -13,6 +13,8 @@ namespace {
 // Leaves looked at for each node that has to go, and at least.
 constexpr std::size_t kLooksPerVictim = 8;
 constexpr std::size_t kLooksMin = 512;
+// Nodes and ghosts, each, that stand for all when the store learns what has not been used.
+constexpr std::size_t kWaitingLooks = 1024;
 
 // Paths that left others at a node: how many are needed to say something of the next one, and from
 // how many on the older half is forgotten.
@@ -115,11 +117,38 @@ double RetentionPolicy::Value(const IndexNode& node, std::uint64_t bytes,
          static_cast<double>(1u << (2 * node.priority));
 }
 
+void RetentionPolicy::Learn(std::uint32_t now_seconds) {
+  std::vector<ReuseModel::Waiting> waiting;
+  const auto take = [&](NodeTraffic traffic, std::uint32_t last_used_seconds, double blocks) {
+    const std::uint32_t idle =
+        now_seconds > last_used_seconds ? now_seconds - last_used_seconds : 0;
+    waiting.push_back({ReuseModel::CellOf(traffic, idle), blocks});
+  };
+  const auto draw = [this](std::size_t below) {
+    random_ = random_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<std::size_t>((random_ >> 33) % below);
+  };
+  for (std::size_t look = 0; look < kWaitingLooks; ++look) {
+    const auto ref = static_cast<NodeRef>(1 + draw(std::max<std::size_t>(1, index_.ref_end() - 1)));
+    if (!index_.alive(ref)) continue;
+    const IndexNode& node = index_.node(ref);
+    take(node.traffic(), now_seconds - node.idle_seconds(now_seconds),
+         static_cast<double>(index_.ref_end()) / kWaitingLooks);
+  }
+  for (std::size_t look = 0; ghosts_.size() > 0 && look < kWaitingLooks; ++look) {
+    if (const auto ghost = ghosts_.At(draw(ghosts_.place_count()))) {
+      take(ghost->traffic, ghost->last_used_seconds,
+           static_cast<double>(ghosts_.place_count()) / kWaitingLooks);
+    }
+  }
+  reuse_.Update(waiting);
+}
+
 std::vector<NodeRef> RetentionPolicy::ChooseVictims(
     std::uint64_t bytes, std::uint64_t nodes, std::uint32_t now_seconds,
     const std::function<std::uint64_t(const IndexNode&)>& bytes_of,
     const std::function<bool(NodeRef)>& is_held) {
-  reuse_.Update(index_.node_count());
+  if (reuse_.WantsUpdate()) Learn(now_seconds);
   struct Candidate {
     double value;
     NodeRef ref;

@@ -94,6 +94,7 @@ class RetentionPolicy {
   };
   static constexpr std::size_t kForkPlaces = 4096;
   Forks& ForksAt(NodeRef ref);
+  void Learn(std::uint32_t now_seconds);
 
   const TrieIndex& index_;
   std::vector<Forks> forks_ = std::vector<Forks>(kForkPlaces);
@@ -101,6 +102,7 @@ class RetentionPolicy {
   ReuseModel reuse_;
   GhostTable ghosts_;
   LeafSet leaves_;
+  std::uint64_t random_ = 1;  // state of the draws
 };
 
 }  // namespace kvtrie

@@ -7,11 +7,15 @@
 namespace kvtrie {
 namespace {
 
-// Blocks for which a prior counts.
-constexpr double kPriorBlocks = 64;
+// Blocks for which the prior counts, and for which what is known of all blocks that were used as
+// often does.
+constexpr double kPriorBlocks = 1024;
+constexpr double kPoolBlocks = 64;
 // The chance, of what has been idle for t, to be used before it has been so for 1.4 t, where
-// nothing is known.
-constexpr double kPriorHazard = 0.12;
+// nothing is known: for blocks that were used 0, 1, 2, 4, 8 times. It is less for short times,
+// after which nobody can have come back.
+constexpr double kPriorHazards[] = {0.06, 0.12, 0.18, 0.24, 0.3};
+constexpr double kPriorSeconds = 10;
 // Counts fade by half when there are so many for each block that is stored.
 constexpr double kEventsPerBlock = 16;
 constexpr double kEventsMin = 65'536;
@@ -51,8 +55,7 @@ ReuseModel::ReuseModel()
       given_up_(kClasses),
       hazards_(kClasses),
       rates_(kClasses) {
-  new_events_ = 1;
-  Update(0);
+  Update({});
 }
 
 void ReuseModel::Reused(Cell cell, std::uint32_t blocks) {
@@ -66,21 +69,24 @@ void ReuseModel::GivenUp(Cell cell, std::uint32_t blocks) {
 }
 
 ReuseModel::Hazards ReuseModel::Learn(const Counts& reused, const Counts& given_up,
-                                      const Hazards& prior) {
+                                      const Hazards& prior, double prior_blocks) {
   Hazards hazards;
   double at_risk = 0;  // that were idle so long
   for (std::size_t range = kRanges; range-- > 0;) {
     // What is given up in the middle of a range has been at risk for half of it.
     const double exposed = at_risk + reused[range] + given_up[range] / 2;
     at_risk += reused[range] + given_up[range];
-    hazards[range] = (reused[range] + kPriorBlocks * prior[range]) / (exposed + kPriorBlocks);
+    hazards[range] = (reused[range] + prior_blocks * prior[range]) / (exposed + prior_blocks);
   }
   return hazards;
 }
 
-void ReuseModel::Update(std::uint64_t blocks) {
+bool ReuseModel::WantsUpdate() const {
   const auto fresh = static_cast<double>(new_events_.load(std::memory_order_relaxed));
-  if (fresh == 0 || fresh < std::min(events_ / 32, 16'384.0)) return;
+  return fresh > std::min(events_ / 32, 16'384.0);
+}
+
+void ReuseModel::Update(std::span<const Waiting> waiting) {
   new_events_ = 0;
   events_ = 0;
   for (std::size_t cell = 0; cell < kClasses * kRanges; ++cell) {
@@ -90,44 +96,49 @@ void ReuseModel::Update(std::uint64_t blocks) {
     given_up += new_given_up_[cell].exchange(0, std::memory_order_relaxed);
     events_ += reused + given_up;
   }
-  if (events_ > std::max(kEventsMin, kEventsPerBlock * static_cast<double>(blocks))) {
-    for (Counts& counts : reused_)
-      std::for_each(counts.begin(), counts.end(), [](double& n) { n /= 2; });
-    for (Counts& counts : given_up_)
-      std::for_each(counts.begin(), counts.end(), [](double& n) { n /= 2; });
+  std::vector<Counts> unused = given_up_;  // up to now
+  double waiting_blocks = 0;
+  for (const Waiting& some : waiting) {
+    unused[some.cell / kRanges][some.cell % kRanges] += some.blocks;
+    waiting_blocks += some.blocks;
+  }
+  if (events_ > std::max(kEventsMin, kEventsPerBlock * waiting_blocks)) {
+    for (std::vector<Counts>* all : {&reused_, &given_up_}) {
+      for (Counts& counts : *all) {
+        for (double& count : counts) count /= 2;
+      }
+    }
     events_ /= 2;
   }
 
-  // From all blocks to those never used and those used, to how often, to the class.
-  const auto add = [](const Counts& from, Counts* to) {
-    for (std::size_t range = 0; range < kRanges; ++range) (*to)[range] += from[range];
-  };
-  Hazards prior;
-  prior.fill(kPriorHazard);
+  // What is known of a class leans on what is known of all that were used as often.
   struct Sum {
     Counts reused{};
-    Counts given_up{};
+    Counts unused{};
   };
-  Sum all;
-  std::array<Sum, kUseClasses> by_uses;
+  std::array<Sum, kUseClasses> sums;
   const auto uses_of = [](std::size_t traffic_class) -> std::size_t {
     constexpr std::size_t kNeverUsed = 4 * NodeTraffic::kTraits;
     if (traffic_class < kNeverUsed) return 0;
     return 1 + (traffic_class - kNeverUsed) / NodeTraffic::kGapClasses % (kUseClasses - 1);
   };
   for (std::size_t i = 0; i < kClasses; ++i) {
-    add(reused_[i], &by_uses[uses_of(i)].reused);
-    add(given_up_[i], &by_uses[uses_of(i)].given_up);
-    add(reused_[i], &all.reused);
-    add(given_up_[i], &all.given_up);
+    for (std::size_t range = 0; range < kRanges; ++range) {
+      sums[uses_of(i)].reused[range] += reused_[i][range];
+      sums[uses_of(i)].unused[range] += unused[i][range];
+    }
   }
-  const Hazards of_all = Learn(all.reused, all.given_up, prior);
   std::array<Hazards, kUseClasses> of_uses;
   for (std::size_t i = 0; i < kUseClasses; ++i) {
-    of_uses[i] = Learn(by_uses[i].reused, by_uses[i].given_up, of_all);
+    Hazards prior;
+    for (std::size_t range = 0; range < kRanges; ++range) {
+      const double seconds = RangeBegin(range + 1);
+      prior[range] = kPriorHazards[i] * seconds / (seconds + kPriorSeconds);
+    }
+    of_uses[i] = Learn(sums[i].reused, sums[i].unused, prior, kPriorBlocks);
   }
   for (std::size_t i = 0; i < kClasses; ++i) {
-    hazards_[i] = Learn(reused_[i], given_up_[i], of_uses[uses_of(i)]);
+    hazards_[i] = Learn(reused_[i], unused[i], of_uses[uses_of(i)], kPoolBlocks);
     for (std::size_t from = 0; from < kRanges; ++from) {
       double unused = 1;  // the chance that it is not used until then
       double kept_seconds = 0;

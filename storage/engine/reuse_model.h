@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "storage/trie/node_traffic.h"
@@ -41,9 +42,16 @@ class ReuseModel {
   // They were forgotten without.
   void GivenUp(Cell cell, std::uint32_t blocks);
 
-  // Learns from what was counted, if that is worth the time. `blocks`: in the store; what is older
-  // than some uses of each fades.
-  void Update(std::uint64_t blocks);
+  // Blocks that are idle now, in the store or among those remembered: they have not been used again
+  // so far. A sample, each with the number of blocks that it stands for.
+  struct Waiting {
+    Cell cell = 0;
+    double blocks = 0;
+  };
+  // Whether enough was counted for an update to be worth its time.
+  bool WantsUpdate() const;
+  // Learns from what was counted. What is older than some uses of each block fades.
+  void Update(std::span<const Waiting> waiting);
 
   // The most uses per second for which a block can be kept: the highest ratio, over all horizons,
   // of the chance that it is used within the horizon to the time that it is kept until it is used
@@ -67,7 +75,8 @@ class ReuseModel {
 
   using Counts = std::array<double, kRanges>;
   using Hazards = std::array<double, kRanges>;
-  static Hazards Learn(const Counts& reused, const Counts& given_up, const Hazards& prior);
+  static Hazards Learn(const Counts& reused, const Counts& given_up, const Hazards& prior,
+                       double prior_blocks);
 
   std::vector<std::atomic<std::uint32_t>> new_reused_;  // [cell], since the last update
   std::vector<std::atomic<std::uint32_t>> new_given_up_;
