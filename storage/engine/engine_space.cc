@@ -99,7 +99,7 @@ std::uint64_t Engine::Core::SurplusNodes(std::uint64_t coming) const {
   // Extra keys make nodes larger.
   const std::uint64_t node_bytes = std::max<std::uint64_t>(
       1, index_.used_bytes() / std::max<std::size_t>(1, index_.node_count()));
-  return (bytes - options_.index_bytes_max) / node_bytes + 1 + index_.node_count() / 256;
+  return (bytes - options_.index_bytes_max) / node_bytes + 1 + index_.node_count() / 1024;
 }
 
 absl::Status Engine::Core::MakeRoom(std::uint64_t bytes, std::uint64_t nodes) {

@@ -14,7 +14,7 @@ std::uint32_t GhostTable::KeyOf(const TrieNodeId& id) {
 }
 
 void GhostTable::Reserve(std::size_t count) {
-  const std::size_t set_count = std::bit_ceil(std::max<std::size_t>(1, count / kSetPlaces));
+  const std::size_t set_count = std::bit_floor(std::max<std::size_t>(1, count / kSetPlaces));
   if (set_count <= set_count_) return;
   const std::vector<Place> before =
       std::exchange(places_, std::vector<Place>(set_count * kSetPlaces));

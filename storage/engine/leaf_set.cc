@@ -20,12 +20,9 @@ void LeafSet::Add(const TrieIndex& index, NodeRef ref) {
   refs_.push_back(ref);
   for (int look = 0; look < kLooksPerAdd; ++look) {
     if (hand_ + 1 >= refs_.size()) hand_ = 0;
-    if (IsLeaf(index, refs_[hand_])) {
-      ++hand_;
-    } else {
-      DropAt(hand_);
-    }
+    if (!IsLeaf(index, refs_[hand_])) DropAt(hand_);
     if (refs_.empty()) return;
+    ++hand_;  // also past the one that was moved there: it is the newest
   }
 }
 

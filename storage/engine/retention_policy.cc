@@ -16,6 +16,9 @@ constexpr std::size_t kLooksMin = 512;
 // Nodes and ghosts, each, that stand for all when the store learns what has not been used.
 constexpr std::size_t kWaitingLooks = 1024;
 
+// What comes back when this many times as much was evicted as there is room for is a stranger.
+constexpr std::size_t kGhostsPerNode = 2;
+
 // Paths that left others at a node: how many are needed to say something of the next one, and from
 // how many on the older half is forgotten.
 constexpr double kForksMin = 8;
@@ -72,8 +75,7 @@ NodeTraffic RetentionPolicy::Arrives(const TrieNodeId& id, NodeRef parent, const
 void RetentionPolicy::BeforeErase(NodeRef ref, bool evicted, std::uint32_t now_seconds) {
   const IndexNode& node = index_.node(ref);
   if (!evicted) return;
-  // As many as there are nodes, since what comes back later than it could be kept teaches nothing.
-  ghosts_.Reserve(index_.node_count());
+  ghosts_.Reserve(kGhostsPerNode * index_.node_count());
   const std::uint32_t idle = node.idle_seconds(now_seconds);
   if (const auto forgotten = ghosts_.Add(node.id, {node.traffic(), now_seconds - idle})) {
     const std::uint32_t age =

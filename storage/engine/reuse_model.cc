@@ -11,10 +11,9 @@ namespace {
 // often does.
 constexpr double kPriorBlocks = 1024;
 constexpr double kPoolBlocks = 64;
-// The chance, of what has been idle for t, to be used before it has been so for 1.4 t, where
-// nothing is known: for blocks that were used 0, 1, 2, 4, 8 times. It is less for short times,
-// after which nobody can have come back.
-constexpr double kPriorHazards[] = {0.06, 0.12, 0.18, 0.24, 0.3};
+// Where nothing is known, a block that has been idle for t is used at this many times 1 / (t + 10 s):
+// those that were used 0, 1, 2, 4, 8 times.
+constexpr double kPriorRates[] = {0.12, 0.24, 0.36, 0.48, 0.6};
 constexpr double kPriorSeconds = 10;
 // Counts fade by half when there are so many for each block that is stored.
 constexpr double kEventsPerBlock = 16;
@@ -23,16 +22,14 @@ constexpr double kEventsMin = 65'536;
 }  // namespace
 
 double ReuseModel::RangeBegin(std::size_t range) {
-  return range == 0 ? 0 : std::exp2(static_cast<double>(range - 1) / 2);
+  if (range < 2) return static_cast<double>(range);
+  return std::ldexp(range % 2 == 0 ? 1.0 : 1.5, static_cast<int>(range / 2));
 }
 
 std::size_t ReuseModel::RangeOf(std::uint32_t idle_seconds) {
-  if (idle_seconds == 0) return 0;
+  if (idle_seconds < 2) return idle_seconds;
   const auto octave = static_cast<std::size_t>(std::bit_width(idle_seconds) - 1);
-  // Whether its square reaches beyond the middle of the octave, at 2^(octave + 1/2).
-  const std::uint64_t squared = std::uint64_t{idle_seconds} * idle_seconds;
-  const bool upper_half = squared >= (std::uint64_t{2} << (2 * octave));
-  return std::min(kRanges - 1, 2 * octave + (upper_half ? 1 : 0) + 1);
+  return std::min(kRanges - 1, 2 * octave + (idle_seconds >> (octave - 1) & 1u));
 }
 
 std::size_t ReuseModel::ClassOf(NodeTraffic traffic) {
@@ -96,12 +93,8 @@ void ReuseModel::Update(std::span<const Waiting> waiting) {
     given_up += new_given_up_[cell].exchange(0, std::memory_order_relaxed);
     events_ += reused + given_up;
   }
-  std::vector<Counts> unused = given_up_;  // up to now
   double waiting_blocks = 0;
-  for (const Waiting& some : waiting) {
-    unused[some.cell / kRanges][some.cell % kRanges] += some.blocks;
-    waiting_blocks += some.blocks;
-  }
+  for (const Waiting& some : waiting) waiting_blocks += some.blocks;
   if (events_ > std::max(kEventsMin, kEventsPerBlock * waiting_blocks)) {
     for (std::vector<Counts>* all : {&reused_, &given_up_}) {
       for (Counts& counts : *all) {
@@ -109,6 +102,10 @@ void ReuseModel::Update(std::span<const Waiting> waiting) {
       }
     }
     events_ /= 2;
+  }
+  std::vector<Counts> unused = given_up_;  // up to now
+  for (const Waiting& some : waiting) {
+    unused[some.cell / kRanges][some.cell % kRanges] += some.blocks;
   }
 
   // What is known of a class leans on what is known of all that were used as often.
@@ -132,23 +129,24 @@ void ReuseModel::Update(std::span<const Waiting> waiting) {
   for (std::size_t i = 0; i < kUseClasses; ++i) {
     Hazards prior;
     for (std::size_t range = 0; range < kRanges; ++range) {
-      const double seconds = RangeBegin(range + 1);
-      prior[range] = kPriorHazards[i] * seconds / (seconds + kPriorSeconds);
+      const double begin = RangeBegin(range);
+      const double octaves = (RangeBegin(range + 1) - begin) / (begin + kPriorSeconds);
+      prior[range] = std::min(0.9, kPriorRates[i] * octaves);
     }
     of_uses[i] = Learn(sums[i].reused, sums[i].unused, prior, kPriorBlocks);
   }
   for (std::size_t i = 0; i < kClasses; ++i) {
     hazards_[i] = Learn(reused_[i], unused[i], of_uses[uses_of(i)], kPoolBlocks);
     for (std::size_t from = 0; from < kRanges; ++from) {
-      double unused = 1;  // the chance that it is not used until then
+      double silent = 1;  // the chance that it is not used until then
       double kept_seconds = 0;
       double best = 0;
       for (std::size_t range = from; range < kRanges; ++range) {
         const double width = RangeBegin(range + 1) - RangeBegin(range);
-        const double used = unused * hazards_[i][range];
-        kept_seconds += (unused - used / 2) * width;
-        unused -= used;
-        best = std::max(best, (1 - unused) / kept_seconds);
+        const double used = silent * hazards_[i][range];
+        kept_seconds += (silent - used / 2) * width;
+        silent -= used;
+        best = std::max(best, (1 - silent) / kept_seconds);
       }
       rates_[i][from] = best;
     }

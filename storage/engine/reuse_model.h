@@ -62,7 +62,7 @@ class ReuseModel {
   double Probability(NodeTraffic traffic, std::uint32_t idle_seconds, double horizon_seconds) const;
 
  private:
-  // Idle times in half octaves: range r begins at kRangeBegins[r] seconds; the last one has no end.
+  // Idle times: 0, 1, 2, 3, 4, 6, 8, 12, 16 ... seconds begin a range; the last one has no end.
   static constexpr std::size_t kRanges = 44;
   static constexpr std::size_t kUseClasses = 5;
   // Never used: origin and trait. Used: origin, uses, gap.

@@ -55,7 +55,7 @@ std::uint32_t IndexCache::Serve(const TraceRequest& request) {
   if (index_.node_count() + missing > capacity_) {
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<NodeRef> victims = retention_.ChooseVictims(
-        0, index_.node_count() + missing - capacity_ + index_.node_count() / 256, now,
+        0, index_.node_count() + missing - capacity_ + 1 + index_.node_count() / 1024, now,
         [](const IndexNode& node) -> std::uint64_t { return node.frame.record_bytes; },
         [this](NodeRef ref) { return on_path_of_[ref] == request_; });
     choose_seconds_ +=

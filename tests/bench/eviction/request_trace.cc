@@ -15,7 +15,7 @@
 namespace kvtrie::bench {
 namespace {
 
-constexpr std::uint32_t kBlockTokens = 64;
+constexpr std::uint32_t kBlockTokens = 128;
 constexpr std::uint32_t kHashIdTokens = 512;
 
 // The distributions of the standard library differ between libraries; these do not.
@@ -242,14 +242,14 @@ absl::StatusOr<RequestTrace> MakeSyntheticTrace(std::string_view name, std::uint
     for (std::size_t i = 0; i < count(120); ++i)
       builder.Burst(builder.random.Unit() * seconds(3000));
   } else if (name == "mixed") {
-    builder.Chats(0, seconds(3000), 0.7 * rate);
+    builder.Chats(0, seconds(3000), 1.0 * rate);
     builder.Agents(0, seconds(3000), 0.012 * rate);
-    builder.Documents(0, seconds(3000), 1.2 * rate, count(700));
+    builder.Documents(0, seconds(3000), 0.9 * rate, count(1500));
     builder.Scan(0, count(1800), 0.6 * rate);  // all the time
     for (int sweep = 0; sweep < 3; ++sweep) {
       builder.Scan(seconds(400 + 900 * sweep), count(150), 1 * rate);
     }
-    for (std::size_t i = 0; i < count(5); ++i) {
+    for (std::size_t i = 0; i < count(3); ++i) {
       builder.Burst(builder.random.Unit() * seconds(3000));
     }
   } else {
