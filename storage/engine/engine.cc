@@ -140,6 +140,7 @@ absl::StatusOr<ModelInfo> Engine::Core::RegisterModel(TenantId tenant, const Mod
   const auto slot = index_.AddModel(tenant, id, spec.block_tokens);
   if (!slot) return absl::ResourceExhaustedError("spec: this server has no room for more models");
   models_[*slot] = std::make_shared<const RegisteredModel>(spec);
+  retention_.SetModel(*slot, spec);
   return DescribeModel(*slot);
 }
 

@@ -26,6 +26,7 @@
 #include "storage/engine/hold_table.h"
 #include "storage/engine/memory_tier.h"
 #include "storage/engine/reference_counts.h"
+#include "storage/engine/retention_policy.h"
 #include "storage/engine/work_pool.h"
 #include "storage/group/session_groups.h"
 #include "storage/meta/meta_store.h"
@@ -381,7 +382,9 @@ class Engine::Core {
   void Conclude(std::vector<Outcome> outcomes);
 
   // engine_space.cc
-  absl::Status MakeRoom(std::uint64_t bytes);
+  // For so many bytes of records, of so many nodes that may be new.
+  absl::Status MakeRoom(std::uint64_t bytes, std::uint64_t nodes);
+  std::uint64_t SurplusNodes(std::uint64_t coming) const;
   bool FitsTheDisk(std::uint64_t bytes) const;
   std::uint64_t DiskBytes() const;
   absl::Status WriteMeta(const MetaBatch& batch);
@@ -465,17 +468,16 @@ class Engine::Core {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
 
   // engine_eviction.cc
-  // What eviction may take.
-  enum class Victims { kFramesThenLeaves, kLeaves };
-  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes, Victims which);
+  // Frees `bytes` of the disk, or takes `nodes` nodes out of the index; the other is 0. How many
+  // bytes that has freed, and 0 only where nothing could be taken.
+  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes, std::uint64_t nodes);
   std::vector<NodeRef> ChooseTwoFrameNodes(std::uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // Drops the larger frame of each node that has two.
   absl::Status DropOtherFrames(const std::vector<NodeRef>& refs, std::uint64_t* freed_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  std::vector<NodeRef> ChooseVictims(std::uint64_t bytes) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  double RetentionValue(const IndexNode& node, std::uint64_t bytes, std::uint32_t now_seconds) const
-      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  std::vector<NodeRef> ChooseVictims(std::uint64_t bytes, std::uint64_t nodes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // What is held, and all above it.
   absl::flat_hash_set<NodeRef> HeldPaths() const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
 
@@ -578,6 +580,8 @@ class Engine::Core {
   std::unique_ptr<RunIndex> runs_ ABSL_PT_GUARDED_BY(index_mutex_);  // constant after LoadIdentity
   SessionEnds session_ends_ ABSL_GUARDED_BY(index_mutex_);
   SessionGroups groups_ ABSL_GUARDED_BY(index_mutex_);
+  // Changed under change_mutex_ as well, but for Uses.
+  RetentionPolicy retention_ ABSL_GUARDED_BY(index_mutex_){index_};
   absl::flat_hash_map<ModelSlot, std::shared_ptr<const RegisteredModel>> models_
       ABSL_GUARDED_BY(index_mutex_);
   FrameCensus census_ ABSL_GUARDED_BY(index_mutex_);
@@ -607,6 +611,7 @@ class Engine::Core {
 
   // Members whose references are in the way of something.
   std::vector<TrieNodeId> to_detach_ ABSL_GUARDED_BY(change_mutex_);
+  std::uint64_t frame_random_ ABSL_GUARDED_BY(change_mutex_) = 1;
   NodeRef two_frame_hand_ ABSL_GUARDED_BY(change_mutex_) = 1;  // where the search for them goes on
   bool ballast_there_ ABSL_GUARDED_BY(change_mutex_) = false;
 

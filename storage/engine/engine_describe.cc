@@ -18,7 +18,7 @@ NodeInfo Engine::Core::Describe(NodeRef ref) const {
     info.quality = info.frames.back().quality;
   }
   info.holds_two_frames = node.has_other();
-  info.use_count = node.use_count;
+  info.use_count = node.use_count();
   info.last_used_unix_seconds = node.last_used_seconds;
   info.expires_unix_seconds = node.expires_seconds;
   info.priority = node.priority;

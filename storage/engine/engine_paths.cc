@@ -67,8 +67,10 @@ absl::StatusOr<std::uint32_t> Engine::Core::Touch(TenantId tenant, const Selecti
   const std::uint32_t now = NowSeconds();
   std::uint32_t touched = 0;
   absl::ReaderMutexLock lock(&index_mutex_);
+  RetentionPolicy::Uses uses(retention_);
   for (const auto& [ref, id] : nodes) {
     if (!index_.alive(ref) || index_.node(ref).id != id) break;
+    uses.Add(ref, now);
     index_.Touch(ref, now);
     ++touched;
   }

@@ -333,9 +333,11 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published,
         index_.SetRetention(ref, static_cast<std::uint32_t>(node.row.expires_unix_seconds),
                             node.row.priority);
       } else {
+        const std::vector<std::uint32_t>& missing = node.session->missing_blocks;
+        const NodeRef parent = node.block == 0 ? 0 : index_.FindById(node.row.parent);
         ref = index_.Insert(
             {.id = node.id,
-             .parent = node.block == 0 ? 0 : index_.FindById(node.row.parent),
+             .parent = parent,
              .model = node.session->slot,
              .path_hash = node.row.path_hash,
              .provenance = node.row.provenance,
@@ -345,11 +347,15 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published,
              .frames = frames,
              .block_surprisal_bits = node.row.surprisal_bits,
              .last_used_seconds = now,
+             .traffic = retention_.Arrives(
+                 node.id, parent,
+                 {.new_blocks = missing.size(), .is_first = node.block == missing.front()}, now),
              .expires_seconds = static_cast<std::uint32_t>(node.row.expires_unix_seconds),
              .priority = node.row.priority});
         runs_->Add(index_, ref,
                    TextSpaceOf(node.session->tenant, node.session->model, node.session->salt));
         groups_.OnInserted(ref);
+        retention_.OnInsert(ref);
       }
       CountFrame(ref, *node.row.FindRung(node.item->rung.rung));
       if (node.row.expires_unix_seconds != 0) {

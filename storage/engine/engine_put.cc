@@ -402,11 +402,11 @@ void Engine::Core::WriteRecords(std::span<const RecordToWrite> group) {
     records.reserve(some.size());
     for (const RecordToWrite& one : some) records.push_back(one.record);
     const std::uint64_t room = GroupDiskBytes(records);
-    if (absl::Status status = MakeRoom(room); !status.ok()) return status;
+    if (absl::Status status = MakeRoom(room, some.size()); !status.ok()) return status;
     auto places = payload_->AppendGroup(records);
     if (absl::IsResourceExhausted(places.status()) && options_.eviction) {
       // The disk is full below our own limit: somebody else fills it. Shrink once, try again.
-      const auto evicted = Evict(4 * room, Victims::kFramesThenLeaves);
+      const auto evicted = Evict(4 * room, 0);
       if (evicted.ok() && *evicted > 0 && SyncAndFree().ok()) {
         places = payload_->AppendGroup(records);
       }

@@ -124,7 +124,7 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
   // A store that was opened with a smaller limit shrinks before it serves.
   while (options_.eviction && DiskBytes() > options_.disk_limit_bytes) {
     const std::uint64_t over = DiskBytes() - options_.disk_limit_bytes;
-    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(over, Victims::kFramesThenLeaves));
+    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(over, 0));
     KV_RETURN_IF_ERROR(SyncAndFree());
     if (evicted == 0) break;
   }
@@ -273,6 +273,7 @@ absl::Status Engine::Core::LoadModels() {
         const auto slot = index_.AddModel(row_key->tenant, row_key->model, spec->block_tokens);
         if (slot) {
           models_[*slot] = std::make_shared<const RegisteredModel>(*spec);
+          retention_.SetModel(*slot, *spec);
         }
         return true;
       }));
@@ -501,6 +502,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
     index_.FinishLoading();
     first_cells.resize(std::size_t{index_.ref_end()} + 1, cell_hashes.size());
     LoadRuns(cell_hashes, first_cells);
+    retention_.OnLoaded();
     recovery_.nodes_loaded = index_.node_count();
     recovery_.nodes_dropped += bad_keys.size();
   }

@@ -102,6 +102,7 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
     std::vector<PayloadLocation> frees;
     {
       absl::MutexLock lock(&index_mutex_);
+      const std::uint32_t now = NowSeconds();
       for (std::size_t i = 0; i < piece.size(); ++i) {
         const NodeRef ref = piece[i];
         const IndexNode& node = index_.node(ref);
@@ -122,7 +123,9 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
         session_ends_.RemoveAt(ref);
         runs_->Remove(index_, ref);
         groups_.OnErasing(ref);
+        retention_.BeforeErase(ref, reason == RemovalReason::kEvicted, now);
         index_.Erase(ref);
+        retention_.AfterErase(parent);
       }
     }
     sweep_sessions_ = true;

@@ -89,8 +89,8 @@ struct EngineStats {
   std::uint64_t run_index_bytes = 0;
   std::uint64_t run_index_entries = 0;
   std::uint64_t named_sessions = 0;
-  std::uint64_t group_count = 0;  // of sessions
-  std::uint64_t group_bytes = 0;  // what they take of memory, at most
+  std::uint64_t group_count = 0;       // of sessions
+  std::uint64_t group_bytes = 0;       // what they take of memory, at most
   std::uint64_t put_memory_bytes = 0;  // begun, not finished
   std::uint64_t open_puts = 0;
   std::uint64_t lease_count = 0;

@@ -192,6 +192,7 @@ NodeRef TrieIndex::InsertUnlinked(const NewNode& from) {
   Keep(from.frames, &to);
   to.on_lossy = from.provenance == Provenance::kOnLossy ? 1 : 0;
   to.last_used_seconds = from.last_used_seconds;
+  to.traffic_bits = from.traffic.bits();
   to.expires_seconds = from.expires_seconds;
   to.priority = from.priority & 15u;
   to.is_known = from.block_surprisal_bits > 0 ? 1 : 0;
@@ -377,13 +378,11 @@ std::string_view TrieIndex::salt(NodeRef ref) const {
 void TrieIndex::Touch(NodeRef ref, std::uint32_t now_seconds) const {
   // Only these two fields change under a shared lock, and a lost count does no harm.
   auto& touched = const_cast<IndexNode&>(node(ref));
+  const NodeTraffic used = touched.traffic().Used(touched.idle_seconds(now_seconds));
+  std::atomic_ref<std::uint32_t>(touched.traffic_bits)
+      .store(used.bits(), std::memory_order_relaxed);
   std::atomic_ref<std::uint32_t>(touched.last_used_seconds)
       .store(now_seconds, std::memory_order_relaxed);
-  std::atomic_ref<std::uint32_t> count(touched.use_count);
-  const std::uint32_t before = count.load(std::memory_order_relaxed);
-  if (before != std::numeric_limits<std::uint32_t>::max()) {
-    count.store(before + 1, std::memory_order_relaxed);
-  }
 }
 
 std::size_t TrieIndex::memory_bytes() const {

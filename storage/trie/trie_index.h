@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "storage/kv/ids.h"
 #include "storage/kv/quality.h"
 #include "storage/kv/trie_node_id.h"
+#include "storage/trie/node_traffic.h"
 #include "storage/trie/path_hash.h"
 #include "storage/trie/ref_table.h"
 #include "storage/trie/token_cache.h"
@@ -55,7 +57,7 @@ struct IndexNode {
   TokenCache::Slot token_slot = 0;
   std::uint32_t edge_hash = 0;
   std::uint32_t last_used_seconds = 0;  // atomic_ref
-  std::uint32_t use_count = 0;          // atomic_ref
+  std::uint32_t traffic_bits = 0;       // atomic_ref
   std::uint32_t expires_seconds = 0;    // 0 = never
   float surprisal_bits = 0;             // of the whole path; see NewNode
   std::uint32_t depth : 22 = 0;         // 1 = first block
@@ -73,6 +75,19 @@ struct IndexNode {
   std::uint8_t path_is_known : 1 = 0;       // and that of all blocks above it
 
   static constexpr NodeRef kRootBit = 0x80000000u;
+  // Both may be read while others touch the node.
+  NodeTraffic traffic() const {
+    return NodeTraffic(std::atomic_ref<std::uint32_t>(const_cast<std::uint32_t&>(traffic_bits))
+                           .load(std::memory_order_relaxed));
+  }
+  std::uint32_t idle_seconds(std::uint32_t now_seconds) const {
+    const std::uint32_t last =
+        std::atomic_ref<std::uint32_t>(const_cast<std::uint32_t&>(last_used_seconds))
+            .load(std::memory_order_relaxed);
+    return now_seconds > last ? now_seconds - last : 0;
+  }
+  // How often a path through it was asked for.
+  std::uint32_t use_count() const { return traffic().uses(); }
   bool has_frame() const { return frame.segment != 0; }
   Quality quality() const { return static_cast<Quality>(quality_bits); }
   CodecId codec() const { return static_cast<CodecId>(codec_bits); }
@@ -121,6 +136,7 @@ struct NewNode {
   // I(block | path above) as the client gave it; 0 = not known, and estimated (surprisal.h).
   float block_surprisal_bits = 0;
   std::uint32_t last_used_seconds = 0;
+  NodeTraffic traffic{};
   std::uint32_t expires_seconds = 0;
   std::uint32_t priority = 0;
   std::uint32_t depth = 0;  // InsertUnlinked only

@@ -309,6 +309,7 @@ TEST_F(EngineSpaceTest, HighPrioritiesOutliveLowOnes) {
     put.priority = seed % 2 == 0 ? 8 : 0;
     MustPut(put);
   }
+  clock_.Advance(seconds(1));
   Fill(40 * kMiB, 1000);
   std::uint64_t kept[2] = {0, 0};
   for (std::uint64_t seed = 0; seed < 48; ++seed) {

@@ -366,7 +366,7 @@ TEST_F(TrieIndexTest, TouchCountsUses) {
   const NodeRef ref = InsertPath(PathOf(std::vector<TokenId>{1, 2, 3, 4}));
   index_.Touch(ref, 77);
   index_.Touch(ref, 78);
-  EXPECT_EQ(index_.node(ref).use_count, 2u);
+  EXPECT_EQ(index_.node(ref).use_count(), 2u);
   EXPECT_EQ(index_.node(ref).last_used_seconds, 78u);
 }
 
