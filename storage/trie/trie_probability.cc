@@ -1,7 +1,6 @@
 #include "storage/trie/trie_probability.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 namespace kvtrie {
@@ -37,9 +36,7 @@ double BlockSurprisalBitsOf(const TrieIndex& index, NodeRef ref) {
 }
 
 std::uint64_t PassCount(const TrieIndex& index, NodeRef ref) {
-  // Lookups may count meanwhile.
-  auto& uses = const_cast<IndexNode&>(index.node(ref)).use_count;
-  return std::uint64_t{1} + std::atomic_ref<std::uint32_t>(uses).load(std::memory_order_relaxed);
+  return std::uint64_t{1} + index.node(ref).use_count();
 }
 
 NextBlocks NextBlocksOf(const TrieIndex& index, double passes,
