@@ -1,4 +1,5 @@
-// What the index of text runs costs: bytes per stored token, time to add a block, time of a query.
+// What the index of text runs costs: bytes per stored token, time to add a block, time of a query,
+// and of the 8 nearest sessions (walk, runs and comparison).
 //   run_index_bench [--tokens 1000000,16000000] [--query_tokens 4096] [--queries 500]
 // Sessions of 4,096 tokens: half of each from 200 documents, at any offset, the rest private. A
 // query is a session that is not stored, made the same way. Texts come from a seeded generator
@@ -15,6 +16,8 @@
 
 #include "storage/base/check.h"
 #include "storage/trie/run_index.h"
+#include "storage/trie/session_ends.h"
+#include "storage/trie/similar_sessions.h"
 
 namespace kvtrie {
 namespace {
@@ -95,6 +98,8 @@ void Measure(std::size_t token_count, std::size_t query_tokens, std::size_t quer
   }
 
   std::vector<double> microseconds;
+  std::vector<double> similar_microseconds;
+  const SessionEnds no_names;
   std::uint64_t found_tokens = 0;
   std::uint64_t run_count = 0;
   std::uint64_t steps = 0;
@@ -104,25 +109,42 @@ void Measure(std::size_t token_count, std::size_t query_tokens, std::size_t quer
     const RunFindings found =
         runs.FindRuns(trie, {.model = slot, .space = space, .tokens = tokens});
     microseconds.push_back(duration<double, std::micro>(steady_clock::now() - begin).count());
+    const auto similar_begin = steady_clock::now();
+    const HashedPath path(hasher, tenant,
+                          {.model = model, .tokens = tokens, .salt = {}, .extra_keys = {}},
+                          kBlockTokens);
+    const WalkResult walk = trie.Walk(slot, hasher, path, Quality::kUnrated, 0);
+    const SimilarSessions near = FindSimilarSessions(trie, runs, no_names,
+                                                     {.model = slot,
+                                                      .space = space,
+                                                      .tokens = tokens,
+                                                      .stored_prefix = walk.refs,
+                                                      .session_count = 8});
+    similar_microseconds.push_back(
+        duration<double, std::micro>(steady_clock::now() - similar_begin).count());
+    KV_CHECK(near.is_complete);
     KV_CHECK(found.unread.empty());
     for (const TextRun& run : found.runs) found_tokens += run.token_count;
     run_count += found.runs.size();
     steps += found.steps;
   }
   std::sort(microseconds.begin(), microseconds.end());
+  std::sort(similar_microseconds.begin(), similar_microseconds.end());
   const double stored = static_cast<double>(trie.node_count() * kBlockTokens);
   const double queries = static_cast<double>(query_count);
   std::printf(
       "{\"stored_tokens\": %.0f, \"entries\": %zu, \"bytes_per_token\": %.3f, "
       "\"add_ns_per_block\": "
       "%.0f, \"trie_insert_ns_per_block\": %.0f, \"query_tokens\": %zu, \"found_tokens\": %.0f, "
-      "\"runs\": %.1f, \"steps\": %.0f, \"query_p50_us\": %.0f, \"query_p99_us\": %.0f}\n",
+      "\"runs\": %.1f, \"steps\": %.0f, \"query_p50_us\": %.0f, \"query_p99_us\": %.0f, "
+      "\"similar_p50_us\": %.0f}\n",
       stored, runs.table().size(), static_cast<double>(runs.table().memory_bytes()) / stored,
       add_time.count() * 1e9 / static_cast<double>(trie.node_count()),
       insert_time.count() * 1e9 / static_cast<double>(trie.node_count()), query_tokens,
       static_cast<double>(found_tokens) / queries, static_cast<double>(run_count) / queries,
       static_cast<double>(steps) / queries, microseconds[microseconds.size() / 2],
-      microseconds[microseconds.size() * 99 / 100]);
+      microseconds[microseconds.size() * 99 / 100],
+      similar_microseconds[similar_microseconds.size() / 2]);
   std::fflush(stdout);
 }
 
