@@ -75,8 +75,8 @@ struct EngineStats {
   std::uint64_t prefaulted_bytes = 0;  // of it, taken from the system before its first use
   std::uint64_t index_bytes = 0;
   std::uint64_t token_cache_bytes = 0;
-  std::uint64_t group_count = 0;  // of sessions
-  std::uint64_t group_bytes = 0;  // what they take of memory, at most
+  std::uint64_t group_count = 0;       // of sessions
+  std::uint64_t group_bytes = 0;       // what they take of memory, at most
   std::uint64_t put_memory_bytes = 0;  // begun, not finished
   std::uint64_t open_puts = 0;
   std::uint64_t lease_count = 0;
