@@ -76,8 +76,8 @@ absl::StatusOr<v1::ListGroupsResponse> AdminClient::ListGroups(
 
 absl::StatusOr<v1::DescribeGroupResponse> AdminClient::DescribeGroup(
     const v1::DescribeGroupRequest& request) {
-  return Call<v1::DescribeGroupRequest, v1::DescribeGroupResponse>(
-      &v1::Admin::Stub::DescribeGroup, request, options_.timeout);
+  return Call<v1::DescribeGroupRequest, v1::DescribeGroupResponse>(&v1::Admin::Stub::DescribeGroup,
+                                                                   request, options_.timeout);
 }
 
 absl::StatusOr<v1::GetGroupResponse> AdminClient::GetGroup(const v1::GetGroupRequest& request) {

@@ -331,8 +331,8 @@ class ConfigBuilder {
         Between("pinned_percent_max", absl::GetFlag(FLAGS_pinned_percent_max), 0u, 100u);
     engine->event_log_max =
         Between("event_log_max", absl::GetFlag(FLAGS_event_log_max), 1u, 1u << 24);
-    engine->group_threshold_bits = Between(
-        "group_threshold_bits", absl::GetFlag(FLAGS_group_threshold_bits), 0u, 1u << 22);
+    engine->group_threshold_bits =
+        Between("group_threshold_bits", absl::GetFlag(FLAGS_group_threshold_bits), 0u, 1u << 22);
     // "disk_limit_bytes: ..." of the engine is "--disk_limit_bytes: ..." here.
     if (absl::Status s = engine->Validate(); !s.ok() && status_.ok()) status_ = Within("--", s);
   }
