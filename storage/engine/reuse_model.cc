@@ -11,8 +11,8 @@ namespace {
 // often does.
 constexpr double kPriorBlocks = 1024;
 constexpr double kPoolBlocks = 64;
-// Where nothing is known, a block that has been idle for t is used at this many times 1 / (t + 10 s):
-// those that were used 0, 1, 2, 4, 8 times.
+// Where nothing is known, a block that has been idle for t is used at this many times 1 / (t + 10
+// s): those that were used 0, 1, 2, 4, 8 times.
 constexpr double kPriorRates[] = {0.12, 0.24, 0.36, 0.48, 0.6};
 constexpr double kPriorSeconds = 10;
 // Counts fade by half when there are so many for each block that is stored.
