@@ -179,7 +179,7 @@ EngineStats Engine::Core::Stats() {
       const FrameCensus::Usage usage = census_.OfCodec(codec);
       stats.codecs.push_back({codec, usage.frames, usage.bytes});
     }
-    stats.index_bytes = index_.memory_bytes();
+    stats.index_bytes = index_.memory_bytes() + retention_.memory_bytes();
     stats.token_cache_bytes = index_.token_cache_bytes();
     stats.run_index_bytes = runs_->table().memory_bytes();
     stats.run_index_entries = runs_->table().size();
