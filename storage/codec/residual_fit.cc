@@ -444,12 +444,6 @@ absl::StatusOr<ResidualProfile> Fit::RunOfDifferences(
 
 void Fit::FitLevels() {
   const std::size_t level_count = options_.levels.size();
-  // Differences at near exact have steps so much finer than at other levels that tables of both
-  // would fit neither: a third more bits at high. It takes those of the others.
-  const auto counts = [&](std::size_t level) {
-    return variances_.empty() || level_count == 1 ||
-           options_.levels[level].quality != Quality::kNearExact;
-  };
   for (int round = 0; round < options_.rounds; ++round) {
     SymbolFit symbols(profile_);
     if (round == 0) {
@@ -458,9 +452,8 @@ void Fit::FitLevels() {
       of_fit.SetTables(profile_);
       done_ += 2;
     }
-    SymbolFit uncounted(profile_);
     for (std::size_t level = 0; level < level_count; ++level) {
-      Pass(level, false, counts(level) ? symbols : uncounted);
+      Pass(level, false, symbols);
       ++done_;
     }
     symbols.SetTables(profile_);
