@@ -24,6 +24,9 @@ struct ReferenceBlock {
   std::uint32_t first_position = 0;  // of its first token in its own session
   std::span<const TokenId> tokens;   // of the whole block
   std::span<const std::byte> raw;    // raw KV of the whole block
+  // For encoders: of the frame that the KV is of. What is coded inherits much of its error, so it
+  // has to be finer than that.
+  Quality quality = Quality::kExact;
 };
 
 struct BlockToEncode {
@@ -91,7 +94,8 @@ class ResidualCodec {
   // aside, as they are at quality exact.
   bool HasDifferences() const;
 
-  // In order. A token whose reference is no use (not finite, out of range) is coded without.
+  // In order. A token whose reference is no use (not finer than `quality`, not finite, out of range)
+  // is coded without.
   // REQUIRES: sizes as the model's geometry says.
   // InvalidArgument: no level of this quality; references or runs that are not as they must be, or
   // whose tokens are not those of the block.

@@ -73,7 +73,7 @@ class ResidualCodec::Encoder {
   bool FirstTokenIsOfProfile(const Coded& coded) const;
   void KeepExact(Coded& coded, std::size_t token);
   // Tokens of references that are no use.
-  void LeaveExtremeReferences(Coded& coded);
+  void LeaveReferences(Coded& coded);
   // The runs of a block but for what was left, which splits them.
   std::vector<ReferenceRun> LiveRuns(const Coded& coded) const;
   // False: tokens were found whose values are out of range; they are coded otherwise from now on.
@@ -127,7 +127,7 @@ ResidualCodec::Encoder::Encoder(const State& state, const PreparedLevel& level,
     coded.angles = state.raw_kv.AnglesAt(block.first_position);
     coded.unreferenced.assign(geometry.block_tokens(), !with_references);
     coded.references = block.references;
-    if (with_references) LeaveExtremeReferences(coded);
+    if (with_references) LeaveReferences(coded);
     row_count_ += GroupsOf(geometry.block_tokens()) * kLanes;
   }
   std::vector<std::vector<bool>> extreme(coded_.size(), std::vector<bool>(geometry.block_tokens()));
@@ -192,13 +192,14 @@ void ResidualCodec::Encoder::KeepExact(Coded& coded, std::size_t token) {
   }
 }
 
-void ResidualCodec::Encoder::LeaveExtremeReferences(Coded& coded) {
+void ResidualCodec::Encoder::LeaveReferences(Coded& coded) {
   const ResidualProfile& profile = state_.profile;
   for (const ReferenceBlock& reference : coded.references) {
     coded.reference_angles.push_back(state_.raw_kv.AnglesAt(reference.first_position));
   }
   for (std::size_t i = 0; i < coded.references.size(); ++i) {
-    std::vector<bool> extreme(state_.geometry.block_tokens());
+    const bool finer = QualityRank(coded.references[i].quality) > QualityRank(level_.quality);
+    std::vector<bool> extreme(state_.geometry.block_tokens(), !finer);
     for (const PlaneShape& plane : profile.planes) {
       for (const std::uint32_t token :
            state_.raw_kv.ExtremeTokens(coded.references[i].raw, plane.layer, plane.kind())) {

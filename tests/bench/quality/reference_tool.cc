@@ -81,6 +81,8 @@ int Fit(const Flags& flags) {
   ResidualFitOptions options;
   DifferenceFitOptions& of = options.differences;
   of.step_factor = static_cast<float>(Number(flags, "step-factor", of.step_factor));
+  of.near_exact_step_factor =
+      static_cast<float>(Number(flags, "near-exact-step-factor", of.near_exact_step_factor));
   of.rate_weight = static_cast<float>(Number(flags, "rate-weight", of.rate_weight));
   of.importance_strength = static_cast<float>(Number(flags, "importance", of.importance_strength));
   of.energy_prior = static_cast<std::uint16_t>(Number(flags, "energy-prior", of.energy_prior));
@@ -226,6 +228,8 @@ class Coder {
       reference.tokens =
           std::span(session.tokens).subspan(b * spec_.block_tokens, spec_.block_tokens);
       reference.raw = at->second[b];
+      // A coarse one is to be measured too.
+      reference.quality = Quality::kExact;
     }
     return references;
   }

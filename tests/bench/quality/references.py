@@ -58,9 +58,12 @@ def _against(reference: str, **fit: object) -> Way:
 
 WAYS = (
     Way("alone", "alone"),
-    *(_against(reference) for reference in ("exact", "near-exact", "high")),
-    *(_against("near-exact", step_factor=factor) for factor in (1, 1.4, 3, 4)),
-    *(Way(f"reuse of {reference}", "reuse", reference) for reference in ("exact", "near-exact", "high")),
+    _against("near-exact"),
+    Way("reuse of near-exact", "reuse", "near-exact"),
+    _against("exact"),
+    _against("high"),
+    *(_against("near-exact", step_factor=factor) for factor in (2, 3, 6)),
+    *(Way(f"reuse of {reference}", "reuse", reference) for reference in ("exact", "high")),
 )
 TUNE_WAYS = (
     Way("alone", "alone"),

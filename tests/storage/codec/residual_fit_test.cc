@@ -285,10 +285,12 @@ TEST(ResidualFitTest, DifferencesAreFittedToWhatTextsShare) {
   ResidualFitOptions options = SmallFitOptions();
   options.differences.tokens_min = 320;
   options.differences.step_factor = 1;
+  options.differences.near_exact_step_factor = 0.5f;
   const auto profile = FitResidualProfile(spec, SamplesOf(texts), {}, options);
   ASSERT_TRUE(profile.ok()) << profile.status();
   ASSERT_EQ(profile->differences.size(), 1u);
   EXPECT_EQ(profile->differences[0].levels[0].step, profile->levels[0].step);
+  EXPECT_EQ(profile->differences[0].levels[1].step, profile->levels[1].step / 2);
   EXPECT_EQ(profile->differences[0].group_count, 0u);
   EXPECT_TRUE(ResidualProfile::DecodeBody(profile->EncodeBody()).ok());
 

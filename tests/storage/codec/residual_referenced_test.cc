@@ -260,6 +260,26 @@ TEST(ResidualReferencedTest, WithoutDifferencesOrExactTheyAreLeftAside) {
   }
 }
 
+TEST(ResidualReferencedTest, ReferencesAreFinerThanWhatIsCoded) {
+  const ModelSpec spec = SyntheticSpec();
+  const auto codec = MakeCodec(spec, ProfileOf(spec));
+  const SharedBlocks of(spec, Other(spec), Text(spec));
+  const auto referenced = [&](Quality reference, Quality level) {
+    std::vector<ReferenceBlock> references = of.of_block[2];
+    for (ReferenceBlock& block : references) block.quality = reference;
+    BlockToEncode block = of.blocks[2];
+    block.references = references;
+    return Encode(*codec, {&block, 1}, level)[0].referenced_tokens > 0;
+  };
+  EXPECT_TRUE(referenced(Quality::kExact, Quality::kHigh));
+  EXPECT_TRUE(referenced(Quality::kNearExact, Quality::kHigh));
+  EXPECT_FALSE(referenced(Quality::kHigh, Quality::kHigh));
+  EXPECT_FALSE(referenced(Quality::kSmall, Quality::kHigh));
+  EXPECT_FALSE(referenced(Quality::kUnrated, Quality::kHigh));
+  EXPECT_TRUE(referenced(Quality::kHigh, Quality::kSmall));
+  EXPECT_FALSE(referenced(Quality::kSmall, Quality::kSmall));
+}
+
 TEST(ResidualReferencedTest, AnEncoderRefusesWhatIsNoReference) {
   const ModelSpec spec = SyntheticSpec();
   const auto codec = MakeCodec(spec, ProfileOf(spec));
