@@ -452,6 +452,7 @@ class Engine::Core {
     std::vector<TokenId> tokens;
     LoadedFrame raw;
     std::uint32_t first_position = 0;
+    Quality quality = Quality::kUnrated;
   };
   std::map<TrieNodeId, LoadedReference> LoadReferences(
       const ModelId& model, const std::map<std::uint32_t, BlockReferences>& wanted);

@@ -157,7 +157,8 @@ absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> Engine::Core::EncodeBlocks
         reference_blocks[i].push_back({.node = node,
                                        .first_position = reference->second.first_position,
                                        .tokens = reference->second.tokens,
-                                       .raw = reference->second.raw.view.body()});
+                                       .raw = reference->second.raw.view.body(),
+                                       .quality = reference->second.quality});
       }
       if (reference_blocks[i].size() == found->second.nodes.size()) {
         to_encode.references = reference_blocks[i];

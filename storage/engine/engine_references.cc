@@ -133,12 +133,13 @@ Engine::Core::DecodedReferences Engine::Core::DecodeReferences(
   return decoded;
 }
 
-// What is coded against another inherits its error, so that one is as fine at least. Exact frames
-// are the first to go when space is needed, so they are none.
+// What is coded against another inherits its error, so that one is finer. Exact frames are the
+// first to go when space is needed, so they are none.
 bool Engine::Core::MayBeReference(NodeRef ref, Quality quality) const {
   const IndexNode& node = index_.node(ref);
   return node.has_frame() && node.codec() == CodecId::kResidual &&
-         IsAtLeast(node.quality(), quality) && !node.expired(NowSeconds());
+         IsAtLeast(node.quality(), quality) && node.quality() != quality &&
+         !node.expired(NowSeconds());
 }
 
 std::map<std::uint32_t, Engine::Core::BlockReferences> Engine::Core::FindReferences(
@@ -237,8 +238,8 @@ std::map<TrieNodeId, Engine::Core::LoadedReference> Engine::Core::LoadReferences
     auto tokens = TokensOf(frames[i].node, model);
     if (!raw[i].ok() || !tokens.ok()) continue;
     const auto first_position = static_cast<std::uint32_t>((depths[i] - 1) * tokens->size());
-    loaded.emplace(frames[i].node,
-                   LoadedReference{*std::move(tokens), *std::move(raw[i]), first_position});
+    loaded.emplace(frames[i].node, LoadedReference{*std::move(tokens), *std::move(raw[i]),
+                                                   first_position, frames[i].quality});
   }
   return loaded;
 }

@@ -221,7 +221,7 @@ double BlockBits(const TrieIndex& trie, NodeRef ref) {
   const NodeRef parent = trie.parent(ref);
   const float above = parent == 0 ? 0.0f : trie.node(parent).surprisal_bits;
   const double bits = static_cast<double>(node.surprisal_bits) - static_cast<double>(above);
-  return bits > 0 ? bits : kPriorTokenBits * trie.model(node.model).block_tokens;
+  return bits > 0 ? bits : kPriorBitsPerToken * trie.model(node.model).block_tokens;
 }
 
 SimilarSessions FindSimilarSessions(const TrieIndex& trie, const RunIndex& runs,

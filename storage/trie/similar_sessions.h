@@ -9,13 +9,10 @@
 #include "storage/kv/path.h"
 #include "storage/trie/run_index.h"
 #include "storage/trie/session_ends.h"
+#include "storage/trie/surprisal.h"
 #include "storage/trie/trie_index.h"
 
 namespace kvtrie {
-
-// Surprisal of a token of which nothing is known, in bits: that of a language model at a perplexity
-// of 16, which is what models measure on text (SmolLM2-135M on English: 3.75 bits).
-inline constexpr double kPriorTokenBits = 4.0;
 
 // Surprisal of a node's block given the path above it; the prior where it is not known.
 double BlockBits(const TrieIndex& trie, NodeRef ref);

@@ -227,7 +227,7 @@ TEST_F(ReferencedFrameTest, FramesDecodeWithWhatTheyName) {
   ASSERT_TRUE(codec.Decode(to_decode).ok());
   EXPECT_EQ(together[4], shared_.raw[4]);
   for (std::size_t b = 0; b < frames.size(); ++b) {
-    const auto named = ReferencesOf(to_decode[b].frame, KvGeometry(spec_));
+    const auto named = ReferencesOf(to_decode[b].frame, spec_.block_tokens);
     ASSERT_TRUE(named.ok()) << named.status();
     EXPECT_EQ(named->references.empty(), frames[b].codec != CodecId::kReferenced);
     std::vector<ReferenceBlock> own;
@@ -258,11 +258,11 @@ TEST_F(ReferencedFrameTest, NamesOfADamagedTableAreRefused) {
   std::vector<std::byte> damaged = bytes;
   damaged[frame.header_bytes() + 24 + 6 + 2 * frame.section_count()] = std::byte{99};
   EXPECT_TRUE(absl::IsDataLoss(
-      ReferencesOf(FrameView::Parse(damaged).value(), KvGeometry(spec_)).status()));
+      ReferencesOf(FrameView::Parse(damaged).value(), spec_.block_tokens).status()));
   damaged = bytes;
   damaged[frame.header_bytes() + 24 + 4] = std::byte{99};
   EXPECT_TRUE(absl::IsDataLoss(
-      ReferencesOf(FrameView::Parse(damaged).value(), KvGeometry(spec_)).status()));
+      ReferencesOf(FrameView::Parse(damaged).value(), spec_.block_tokens).status()));
 }
 
 // Shapes of models, from one head of one dimension to 32 of 576, K and V or one latent, layers of

@@ -157,7 +157,7 @@ TEST(GoldenFramesTest, TheFramesAreOfTheCodecsTheyAreNamedFor) {
                     frame->codec() == CodecId::kReferenced);
       EXPECT_EQ(frame->codec() == CodecId::kReferenced, !block.references.empty());
       // Those of the block, in the order in which its tokens use them.
-      const auto table = ReferencesOf(*frame, KvGeometry(golden.of().spec));
+      const auto table = ReferencesOf(*frame, golden.of().spec.block_tokens);
       ASSERT_TRUE(table.ok()) << table.status();
       ASSERT_EQ(table->references.size(), block.references.size());
       for (std::size_t i = 0; i < block.references.size(); ++i) {

@@ -25,11 +25,17 @@ Tokens Joined(std::initializer_list<Tokens> parts) {
 class EngineSimilarTest : public EngineFixture {
  protected:
   void PutSession(const Tokens& tokens, std::string_view name, std::string_view salt = {},
-                  std::vector<float> block_bits = {}) {
+                  double bits_per_token = 0) {
     PutAnnouncement put;
     put.path = PathOf(tokens, salt);
     put.session_id = name;
-    put.block_surprisal_bits = std::move(block_bits);
+    const auto half =
+        std::bit_cast<std::uint16_t>(static_cast<_Float16>(-bits_per_token * std::log(2.0)));
+    const std::vector<std::uint16_t> halves(tokens.size(), half);
+    if (bits_per_token > 0) {
+      put.probabilities.log_probs = {reinterpret_cast<const char*>(halves.data()),
+                                     2 * halves.size()};
+    }
     for (const auto& result : Put(put)) ASSERT_TRUE(result.ok()) << result.status();
   }
 
@@ -95,10 +101,10 @@ TEST_F(EngineSimilarTest, NamesTheNearestSessionsAndWhatTheyShare) {
 
 TEST_F(EngineSimilarTest, CountsTheBitsThatTheClientSaid) {
   Open();
-  PutSession(Joined({system_, SessionTokens(10, 64)}), "a", {}, std::vector<float>(8, 2.5f));
+  PutSession(Joined({system_, SessionTokens(10, 64)}), "a", {}, 2.5);
   const SimilarResult found = Similar(Joined({system_, SessionTokens(11, 64)}));
   ASSERT_EQ(found.sessions.size(), 1u);
-  EXPECT_DOUBLE_EQ(found.sessions[0].shared_prefix_bits, 4 * 2.5);
+  EXPECT_NEAR(found.sessions[0].shared_prefix_bits, 64 * 2.5, 0.2);
 }
 
 TEST_F(EngineSimilarTest, AUnknownModelIsNotFound) {

@@ -136,7 +136,7 @@ TEST_F(ProfileBlockCodecTest, AProfileForAnotherModelIsNotUsed) {
   EXPECT_EQ(block_codec_.Stats().unusable_profiles_total, kBlocks);
   // Blocks of another size.
   std::vector<FrameToDecode> frames = ToDecode(&raw);
-  for (const absl::Status& status : codec_.Decode(WithBlocks(spec_, 8), frames, *store_)) {
+  for (const absl::Status& status : block_codec_.Decode(WithBlocks(spec_, 8), frames, *store_)) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   }
 }

@@ -116,7 +116,7 @@ TEST(SimilarSessionsTest, TheLongestSharedPrefixIsNearest) {
   ASSERT_EQ(found.sessions.size(), 3u);
   EXPECT_EQ(found.sessions[0].end, near);
   EXPECT_EQ(found.sessions[0].shared_prefix_blocks, 10u);
-  EXPECT_DOUBLE_EQ(found.sessions[0].shared_prefix_bits, 160 * kPriorTokenBits);
+  EXPECT_DOUBLE_EQ(found.sessions[0].shared_prefix_bits, 160 * kPriorBitsPerToken);
   EXPECT_EQ(found.sessions[1].end, middle);
   EXPECT_EQ(found.sessions[1].shared_prefix_blocks, 5u);
   EXPECT_EQ(found.sessions[2].end, far);
@@ -155,7 +155,7 @@ TEST(SimilarSessionsTest, TextUnderAnotherPrefixCounts) {
   EXPECT_EQ(found.sessions[0].runs[0].first_token, 64u + 9);
   EXPECT_EQ(found.sessions[0].runs[0].token_count, 500u);
   EXPECT_EQ(found.sessions[0].runs[0].offset, 37u % 16);
-  EXPECT_DOUBLE_EQ(found.sessions[0].shared_run_bits, 500 * kPriorTokenBits);
+  EXPECT_DOUBLE_EQ(found.sessions[0].shared_run_bits, 500 * kPriorBitsPerToken);
   EXPECT_EQ(found.sessions[0].run_bits.size(), 1u);
   EXPECT_EQ(found.sessions[1].end, with_system);
 }
