@@ -241,7 +241,7 @@ TEST(CacheServiceTest, SimilarNamesSessionsByPrefixAndByText) {
   EXPECT_EQ(by_text.runs(0).node_offset(), 0u);
   EXPECT_EQ(by_text.node_id(), stored.blocks(0).node_ids().substr(11 * 16));
   EXPECT_EQ(response.sessions(1).shared_prefix_blocks(), 2u);
-  EXPECT_DOUBLE_EQ(response.sessions(1).shared_prefix_bits(), 2 * kTestBlockTokens * 4.0);
+  EXPECT_DOUBLE_EQ(response.sessions(1).shared_prefix_bits(), 2 * kTestBlockTokens * 3.75);
 
   request.mutable_prefix()->set_model_id(std::string(16, 'x'));
   {

@@ -82,13 +82,13 @@ TEST_F(EngineSimilarTest, NamesTheNearestSessionsAndWhatTheyShare) {
   EXPECT_EQ(by_text.runs[0].node, Lookup(stored).blocks[0][37 / 16].node);
   EXPECT_EQ(by_text.end, Lookup(stored).blocks[0].back().node);
   EXPECT_EQ(by_text.shared_run_tokens, 300u);
-  EXPECT_DOUBLE_EQ(by_text.shared_run_bits, 300 * 4.0);
+  EXPECT_DOUBLE_EQ(by_text.shared_run_bits, 300 * kPriorBitsPerToken);
   EXPECT_DOUBLE_EQ(by_text.runs[0].bits, by_text.shared_run_bits);
 
   const NearSession& by_prefix = found.sessions[1];
   EXPECT_THAT(by_prefix.session_ids, ElementsAre("same prompt"));
   EXPECT_EQ(by_prefix.shared_prefix_blocks, 4u);
-  EXPECT_DOUBLE_EQ(by_prefix.shared_prefix_bits, 64 * 4.0);
+  EXPECT_DOUBLE_EQ(by_prefix.shared_prefix_bits, 64 * kPriorBitsPerToken);
   EXPECT_THAT(by_prefix.runs, IsEmpty());
 
   EXPECT_EQ(Similar(query, 1).sessions.size(), 1u);
