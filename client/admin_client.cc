@@ -68,6 +68,23 @@ absl::StatusOr<v1::DescribeNodeResponse> AdminClient::DescribeNode(
                                                                  request, options_.timeout);
 }
 
+absl::StatusOr<v1::ListGroupsResponse> AdminClient::ListGroups(
+    const v1::ListGroupsRequest& request) {
+  return Call<v1::ListGroupsRequest, v1::ListGroupsResponse>(&v1::Admin::Stub::ListGroups, request,
+                                                             options_.timeout);
+}
+
+absl::StatusOr<v1::DescribeGroupResponse> AdminClient::DescribeGroup(
+    const v1::DescribeGroupRequest& request) {
+  return Call<v1::DescribeGroupRequest, v1::DescribeGroupResponse>(&v1::Admin::Stub::DescribeGroup,
+                                                                   request, options_.timeout);
+}
+
+absl::StatusOr<v1::GetGroupResponse> AdminClient::GetGroup(const v1::GetGroupRequest& request) {
+  return Call<v1::GetGroupRequest, v1::GetGroupResponse>(&v1::Admin::Stub::GetGroup, request,
+                                                         options_.timeout);
+}
+
 absl::StatusOr<v1::GetUsageResponse> AdminClient::GetUsage() {
   return Call<v1::GetUsageRequest, v1::GetUsageResponse>(&v1::Admin::Stub::GetUsage, {},
                                                          options_.timeout);

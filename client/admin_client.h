@@ -31,6 +31,9 @@ class AdminClient {
   absl::StatusOr<v1::ListModelsResponse> ListModels();
   absl::StatusOr<v1::ListNodesResponse> ListNodes(const v1::ListNodesRequest& request);
   absl::StatusOr<v1::DescribeNodeResponse> DescribeNode(const v1::DescribeNodeRequest& request);
+  absl::StatusOr<v1::ListGroupsResponse> ListGroups(const v1::ListGroupsRequest& request);
+  absl::StatusOr<v1::DescribeGroupResponse> DescribeGroup(const v1::DescribeGroupRequest& request);
+  absl::StatusOr<v1::GetGroupResponse> GetGroup(const v1::GetGroupRequest& request);
   absl::StatusOr<v1::GetUsageResponse> GetUsage();
   absl::StatusOr<v1::ListPinsResponse> ListPins();
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request);

@@ -304,6 +304,25 @@ absl::StatusOr<v1::LookupResponse> Client::Lookup(const v1::LookupRequest& reque
                                                      /*idempotent=*/true);
 }
 
+absl::StatusOr<v1::SimilarResponse> Client::Similar(const v1::SimilarRequest& request,
+                                                    std::chrono::milliseconds timeout) {
+  return Call<v1::SimilarRequest, v1::SimilarResponse>(&v1::Cache::Stub::Similar, request, timeout,
+                                                       /*idempotent=*/true);
+}
+
+absl::StatusOr<v1::SimilarResponse> Client::Similar(const ModelId& model,
+                                                    std::span<const TokenId> tokens,
+                                                    std::uint32_t session_count,
+                                                    std::string_view salt) {
+  v1::SimilarRequest request;
+  v1::Prefix* prefix = request.mutable_prefix();
+  prefix->set_model_id(std::string(model.view()));
+  prefix->set_tokens(tokens.data(), tokens.size_bytes());
+  prefix->set_salt(std::string(salt));
+  request.set_session_count(session_count);
+  return Similar(request);
+}
+
 absl::StatusOr<v1::TouchResponse> Client::Touch(const v1::TouchRequest& request) {
   return Call<v1::TouchRequest, v1::TouchResponse>(&v1::Cache::Stub::Touch, request, {},
                                                    /*idempotent=*/true);

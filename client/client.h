@@ -86,6 +86,13 @@ class Client {
   absl::StatusOr<v1::LookupResponse> Lookup(const v1::LookupRequest& request,
                                             std::chrono::milliseconds timeout = {});
 
+  // The stored sessions that have most in common with a text, nearest first.
+  absl::StatusOr<v1::SimilarResponse> Similar(const v1::SimilarRequest& request,
+                                              std::chrono::milliseconds timeout = {});
+  absl::StatusOr<v1::SimilarResponse> Similar(const ModelId& model, std::span<const TokenId> tokens,
+                                              std::uint32_t session_count,
+                                              std::string_view salt = {});
+
   // Reads blocks into the caller's memory, which is not touched after the return. What is not
   // loaded is a miss, with the reason in its status; it never fails as a whole. Frames that are
   // decoded here come over gRPC, whatever ClientOptions::lane says.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -193,6 +194,62 @@ grpc::ServerUnaryReactor* AdminService::DescribeNode(grpc::CallbackServerContext
                     ToProto(nodes.back(), response->mutable_node());
                     return absl::OkStatus();
                   });
+}
+
+grpc::ServerUnaryReactor* AdminService::ListGroups(grpc::CallbackServerContext* call,
+                                                   const v1::ListGroupsRequest* request,
+                                                   v1::ListGroupsResponse* response) {
+  return RunUnary(
+      context_, call, RpcMethod::kAdmin, CheckListGroups(*request),
+      [this, request, response]() -> absl::Status {
+        const std::size_t page_size =
+            request->page_size() == 0 ? kPageSizeDefault : request->page_size();
+        KV_ASSIGN_OR_RETURN(
+            const GroupPage page,
+            context_.engine.ListGroups(kBuiltInTenant,
+                                       IdFromProto<TrieNodeId>(request->page_token()), page_size));
+        for (const GroupInfo& group : page.groups) {
+          ToProto(group, response->add_groups());
+        }
+        if (!page.next.empty()) {
+          response->set_next_page_token(std::string(page.next.view()));
+        }
+        return absl::OkStatus();
+      });
+}
+
+grpc::ServerUnaryReactor* AdminService::DescribeGroup(grpc::CallbackServerContext* call,
+                                                      const v1::DescribeGroupRequest* request,
+                                                      v1::DescribeGroupResponse* response) {
+  return RunUnary(
+      context_, call, RpcMethod::kAdmin, CheckDescribeGroup(*request),
+      [this, request, response]() -> absl::Status {
+        KV_ASSIGN_OR_RETURN(
+            const GroupDescription described,
+            context_.engine.DescribeGroup(
+                kBuiltInTenant, IdFromProto<TrieNodeId>(request->group_id()),
+                request->branches_max() == 0 ? kPageSizeDefault : request->branches_max()));
+        ToProto(described.group, response->mutable_group());
+        for (const GroupBranchInfo& branch : described.branches) {
+          ToProto(branch, response->add_branches());
+        }
+        response->set_more(!described.is_all);
+        return absl::OkStatus();
+      });
+}
+
+grpc::ServerUnaryReactor* AdminService::GetGroup(grpc::CallbackServerContext* call,
+                                                 const v1::GetGroupRequest* request,
+                                                 v1::GetGroupResponse* response) {
+  return RunUnary(
+      context_, call, RpcMethod::kAdmin, CheckGetGroup(*request),
+      [this, request, response]() -> absl::Status {
+        KV_ASSIGN_OR_RETURN(
+            const std::optional<TrieNodeId> group,
+            context_.engine.GroupOf(kBuiltInTenant, IdFromProto<TrieNodeId>(request->node_id())));
+        if (group) response->set_group_id(std::string(group->view()));
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* AdminService::GetUsage(grpc::CallbackServerContext* call,

@@ -45,6 +45,15 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* DescribeNode(grpc::CallbackServerContext* call,
                                          const v1::DescribeNodeRequest* request,
                                          v1::DescribeNodeResponse* response) override;
+  grpc::ServerUnaryReactor* ListGroups(grpc::CallbackServerContext* call,
+                                       const v1::ListGroupsRequest* request,
+                                       v1::ListGroupsResponse* response) override;
+  grpc::ServerUnaryReactor* DescribeGroup(grpc::CallbackServerContext* call,
+                                          const v1::DescribeGroupRequest* request,
+                                          v1::DescribeGroupResponse* response) override;
+  grpc::ServerUnaryReactor* GetGroup(grpc::CallbackServerContext* call,
+                                     const v1::GetGroupRequest* request,
+                                     v1::GetGroupResponse* response) override;
   grpc::ServerUnaryReactor* GetUsage(grpc::CallbackServerContext* call,
                                      const v1::GetUsageRequest* request,
                                      v1::GetUsageResponse* response) override;

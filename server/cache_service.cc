@@ -162,6 +162,23 @@ grpc::ServerUnaryReactor* CacheService::Lookup(grpc::CallbackServerContext* call
   return reactor;
 }
 
+grpc::ServerUnaryReactor* CacheService::Similar(grpc::CallbackServerContext* call,
+                                                const v1::SimilarRequest* request,
+                                                v1::SimilarResponse* response) {
+  return RunUnary(context_, call, RpcMethod::kSimilar, CheckSimilar(*request, context_.limits),
+                  [this, request, response]() -> absl::Status {
+                    const RequestPath path(request->prefix());
+                    SimilarRequest similar{.path = path.view()};
+                    if (request->session_count() != 0) {
+                      similar.session_count = request->session_count();
+                    }
+                    KV_ASSIGN_OR_RETURN(const SimilarResult result,
+                                        context_.engine.Similar(kBuiltInTenant, similar));
+                    ToProto(result, response);
+                    return absl::OkStatus();
+                  });
+}
+
 grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Fetch(grpc::CallbackServerContext* call,
                                                                 const grpc::ByteBuffer* request) {
   return FetchStream::Start(context_, call, *request);

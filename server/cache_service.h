@@ -18,13 +18,13 @@ namespace kvtrie {
 using CacheServiceBulk = v1::Cache::WithRawCallbackMethod_Fetch<
     v1::Cache::WithRawCallbackMethod_Put<v1::Cache::WithRawCallbackMethod_PutProfile<
         v1::Cache::WithRawCallbackMethod_GetProfile<v1::Cache::Service>>>>;
-using CacheServiceBase =
-    v1::Cache::WithCallbackMethod_RegisterModel<v1::Cache::WithCallbackMethod_ListProfiles<
-        v1::Cache::WithCallbackMethod_DeleteProfile<v1::Cache::WithCallbackMethod_Lookup<
+using CacheServiceBase = v1::Cache::WithCallbackMethod_RegisterModel<
+    v1::Cache::WithCallbackMethod_ListProfiles<v1::Cache::WithCallbackMethod_DeleteProfile<
+        v1::Cache::WithCallbackMethod_Similar<v1::Cache::WithCallbackMethod_Lookup<
             v1::Cache::WithCallbackMethod_Touch<v1::Cache::WithCallbackMethod_Pin<
                 v1::Cache::WithCallbackMethod_Unpin<v1::Cache::WithCallbackMethod_Delete<
                     v1::Cache::WithCallbackMethod_SetRetention<v1::Cache::WithCallbackMethod_Watch<
-                        v1::Cache::WithCallbackMethod_OpenLocalLane<CacheServiceBulk>>>>>>>>>>>;
+                        v1::Cache::WithCallbackMethod_OpenLocalLane<CacheServiceBulk>>>>>>>>>>>>;
 
 // The data plane. Each method is check, call, translate; the streams are in their own files.
 // Nothing blocks in a reaction of gRPC: what may wait for the disk runs on the engine's threads.
@@ -52,6 +52,9 @@ class CacheService final : public CacheServiceBase {
   grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* call,
                                    const v1::LookupRequest* request,
                                    v1::LookupResponse* response) override;
+  grpc::ServerUnaryReactor* Similar(grpc::CallbackServerContext* call,
+                                    const v1::SimilarRequest* request,
+                                    v1::SimilarResponse* response) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Fetch(grpc::CallbackServerContext* call,
                                                     const grpc::ByteBuffer* request) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Put(

@@ -99,8 +99,7 @@ absl::Status ChunkCursor::CutForLayers(const FetchShape& shape, const FetchStep&
   }
   section_end_ = section_;
   const std::uint32_t wanted = step.first_layer + step.layer_count;
-  while (section_end_ < layers.size() &&
-         (section_end_ == 0 || layers[section_end_ - 1] < wanted)) {
+  while (section_end_ < layers.size() && (section_end_ == 0 || layers[section_end_ - 1] < wanted)) {
     ++section_end_;
   }
   return absl::OkStatus();
@@ -155,13 +154,13 @@ void FetchMessage::AddFailure(std::uint32_t block_index, const absl::Status& sta
   ToItemStatus(status, result->mutable_status());
 }
 
-void FetchMessage::AddBlock(std::uint32_t block_index, const StoredFrame& stored,
+void FetchMessage::AddBlock(std::uint32_t block_index, const StoredFrame& stored, CodecId codec,
                             std::uint64_t block_bytes) {
   v1::BlockResult* result = header_.add_blocks();
   result->set_block_index(block_index);
   result->set_rung(ToProto(stored.rung));
   result->set_quality(ToProto(stored.quality));
-  result->set_codec(ToProto(stored.codec));
+  result->set_codec(ToProto(codec));
   result->set_bytes(block_bytes);
 }
 

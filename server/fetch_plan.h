@@ -66,8 +66,8 @@ struct HeldFrame {
 
 // Walks over the bytes of one visit, chunk by chunk. A chunk is one section of the frame with the
 // checksum that is stored with it; of a whole frame the header is the first chunk. A layer-major
-// visit to a whole frame has the sections that its layer needs and no earlier one has brought: none,
-// often.
+// visit to a whole frame has the sections that its layer needs and no earlier one has brought:
+// none, often.
 class ChunkCursor {
  public:
   ChunkCursor() = default;
@@ -118,7 +118,9 @@ class FetchMessage {
   }
 
   void AddFailure(std::uint32_t block_index, const absl::Status& status);
-  void AddBlock(std::uint32_t block_index, const StoredFrame& stored, std::uint64_t block_bytes);
+  // `codec`: as the reader is told.
+  void AddBlock(std::uint32_t block_index, const StoredFrame& stored, CodecId codec,
+                std::uint64_t block_bytes);
   // Takes chunks from the cursor until it is at its end or the message is full.
   void AddChunks(std::uint32_t block_index, const std::shared_ptr<const HeldFrame>& frame,
                  ChunkCursor* cursor);

@@ -185,8 +185,7 @@ void FetchStream::ReadAhead(std::vector<PendingRead>* reads) {
       SetFrame(slot, *std::move(loaded), std::move(reservation));
     } else {
       slot.reading = true;
-      reads->push_back(
-          {first_slot_number_ + slots_.size() - 1, &*stored, std::move(reservation)});
+      reads->push_back({first_slot_number_ + slots_.size() - 1, &*stored, std::move(reservation)});
     }
   }
 }
@@ -298,8 +297,9 @@ void FetchStream::BeginSlot(Slot& slot) {
   }
   slot.cursor = *cursor;
   if (slot.step.first_visit) {
-    message_.AddBlock(slot.step.block_index, *stored_[slot.step.block_index],
-                      BlockBytes(view, shape_));
+    const StoredFrame& stored = *stored_[slot.step.block_index];
+    message_.AddBlock(slot.step.block_index, stored,
+                      shape_.whole_frame ? view.codec() : stored.codec, BlockBytes(view, shape_));
   }
 }
 

@@ -77,7 +77,7 @@ class FetchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   bool Reserve(std::size_t frame_bytes, ByteReservation* reservation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Decodes(const StoredFrame& stored) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return shape_.read_as() == ReadAs::kRaw && stored.codec != CodecId::kRaw;
+    return stored.needs_decoding(shape_.read_as());
   }
   void SetFrame(Slot& slot, LoadedFrame loaded, ByteReservation reservation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

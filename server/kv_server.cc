@@ -73,8 +73,8 @@ absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(const ServerConfig& co
                std::make_shared<ProfileBlockCodec>(config.engine.codec_memory_bytes));
 }
 
-absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(
-    const ServerConfig& config, Clock& clock, std::shared_ptr<const BlockCodec> codec) {
+absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(const ServerConfig& config, Clock& clock,
+                                                          std::shared_ptr<const BlockCodec> codec) {
   std::unique_ptr<KvServer> server(new KvServer(config, clock));
   KV_RETURN_IF_ERROR(server->StartHttp());
   KV_RETURN_IF_ERROR(server->OpenStore(std::move(codec)));

@@ -51,8 +51,8 @@ class KvServer {
   static absl::StatusOr<std::unique_ptr<KvServer>> Start(const ServerConfig& config,
                                                          Clock& clock = SystemClock());
   // `codec` may be null: then coded blocks are served as frames only.
-  static absl::StatusOr<std::unique_ptr<KvServer>> Start(
-      const ServerConfig& config, Clock& clock, std::shared_ptr<const BlockCodec> codec);
+  static absl::StatusOr<std::unique_ptr<KvServer>> Start(const ServerConfig& config, Clock& clock,
+                                                         std::shared_ptr<const BlockCodec> codec);
   // Stops at once if Stop was not called.
   ~KvServer();
 

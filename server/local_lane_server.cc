@@ -120,10 +120,6 @@ class LanePutHost final : public PutHost {
  public:
   explicit LanePutHost(ServiceContext& context) : context_(context) {}
 
-  absl::StatusOr<std::uint32_t> BlockTokens(const ModelId& model) override {
-    KV_ASSIGN_OR_RETURN(const auto geometry, context_.geometries.Get(model));
-    return geometry->block_tokens();
-  }
   void BeginPut(const PutAnnouncement& put, BeginCallback on_begun) override {
     on_begun(context_.engine.BeginPut(kBuiltInTenant, put));
   }
@@ -393,7 +389,7 @@ class LocalLaneServer::Connection {
     block->set_region_offset(at);
     result->set_rung(ToProto(stored.rung));
     result->set_quality(ToProto(stored.quality));
-    result->set_codec(ToProto(stored.codec));
+    result->set_codec(ToProto(shape.whole_frame ? loaded.view.codec() : stored.codec));
     result->set_bytes(BlockBytes(loaded.view, shape));
   }
 

@@ -19,6 +19,12 @@ constexpr StatMetric kCounters[] = {
      &EngineStats::lookup_blocks_total},
     {"kvtrie_lookup_hit_blocks_total", "Blocks that lookups found.",
      &EngineStats::lookup_hit_blocks_total},
+    {"kvtrie_similar_requests_total", "Searches for similar sessions.",
+     &EngineStats::similar_queries_total},
+    {"kvtrie_similar_cut_short_total", "Of them, those that reached a bound on work.",
+     &EngineStats::similar_cut_short_total},
+    {"kvtrie_run_index_forgotten_total", "Pieces of text that a full run index forgot.",
+     &EngineStats::forgotten_runs_total},
     {"kvtrie_read_memory_frames_total", "Frames read from memory.",
      &EngineStats::memory_reads_total},
     {"kvtrie_read_disk_frames_total", "Frames read from the disk.", &EngineStats::disk_reads_total},
@@ -67,6 +73,11 @@ constexpr StatMetric kCounters[] = {
      &EngineStats::token_cache_misses_total},
     {"kvtrie_syncs_total", "Syncs of the store.", &EngineStats::syncs_total},
     {"kvtrie_sync_errors_total", "Syncs that failed.", &EngineStats::sync_errors_total},
+    {"kvtrie_detached_blocks_total",
+     "Blocks coded against others that were coded anew, since those were to go.",
+     &EngineStats::detached_blocks_total},
+    {"kvtrie_lost_members_total", "Blocks coded against others that were lost with those.",
+     &EngineStats::lost_members_total},
     {"kvtrie_recoded_blocks_total", "Exact blocks that got a coded frame in the background.",
      &EngineStats::recoded_blocks_total},
     {"kvtrie_recoded_raw_bytes_total", "What those blocks are raw.",
@@ -96,9 +107,16 @@ constexpr StatMetric kGauges[] = {
      &EngineStats::prefaulted_bytes},
     {"kvtrie_index_bytes", "Index of blocks.", &EngineStats::index_bytes},
     {"kvtrie_token_cache_bytes", "Tokens in memory.", &EngineStats::token_cache_bytes},
+    {"kvtrie_run_index_bytes", "Index of text runs.", &EngineStats::run_index_bytes},
+    {"kvtrie_run_index_entries", "Pieces of text in it.", &EngineStats::run_index_entries},
+    {"kvtrie_named_sessions", "Sessions with a name.", &EngineStats::named_sessions},
+    {"kvtrie_session_groups", "Groups of sessions that share a prefix.", &EngineStats::group_count},
+    {"kvtrie_session_group_bytes", "Memory of groups, at most.", &EngineStats::group_bytes},
     {"kvtrie_put_memory_bytes", "Blocks that puts have begun.", &EngineStats::put_memory_bytes},
     {"kvtrie_open_puts", "Puts that are open.", &EngineStats::open_puts},
     {"kvtrie_leases", "Leases.", &EngineStats::lease_count},
+    {"kvtrie_references", "Pairs of a block and one that it was coded against.",
+     &EngineStats::reference_count},
     {"kvtrie_pins", "Pins.", &EngineStats::pin_count},
     {"kvtrie_pinned_bytes", "Bytes that pins hold.", &EngineStats::pinned_bytes},
     {"kvtrie_recode_waiting_blocks", "Exact blocks that wait to be coded in the background.",
@@ -120,6 +138,8 @@ const char* NameOf(CodecId codec) {
       return "residual";
     case CodecId::kRotated:
       return "rotated";
+    case CodecId::kReferenced:
+      return "referenced";
   }
   return "unknown";
 }

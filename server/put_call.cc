@@ -8,11 +8,6 @@
 
 namespace kvtrie {
 
-absl::StatusOr<std::uint32_t> EnginePutHost::BlockTokens(const ModelId& model) {
-  KV_ASSIGN_OR_RETURN(const auto geometry, context_.geometries.Get(model));
-  return geometry->block_tokens();
-}
-
 void EnginePutHost::BeginPut(const PutAnnouncement& put, BeginCallback on_begun) {
   const bool queued = context_.engine.RunBlocking(
       [this, &put, on_begun] { on_begun(context_.engine.BeginPut(kBuiltInTenant, put)); });

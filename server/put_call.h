@@ -22,7 +22,6 @@ class EnginePutHost final : public PutHost {
  public:
   explicit EnginePutHost(ServiceContext& context) : context_(context) {}
 
-  absl::StatusOr<std::uint32_t> BlockTokens(const ModelId& model) override;
   void BeginPut(const PutAnnouncement& put, BeginCallback on_begun) override;
   ByteBudget& block_budget() override { return context_.engine.put_budget(); }
   ByteBudget& announce_budget() override { return context_.stream_budget; }

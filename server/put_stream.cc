@@ -193,20 +193,13 @@ absl::StatusOr<std::unique_ptr<PutStream::Announced>> PutStream::PrepareAnnounce
   }
   ByteReservation reservation(&host_.announce_budget(), kept_bytes);
 
-  std::vector<float> surprisal_bits;
-  if (!announce.probabilities().log_probs().empty()) {
-    KV_ASSIGN_OR_RETURN(const std::uint32_t block_tokens,
-                        host_.BlockTokens(IdFromProto<ModelId>(announce.prefix().model_id())));
-    KV_ASSIGN_OR_RETURN(surprisal_bits,
-                        BlockSurprisalBits(announce.probabilities().log_probs(), block_tokens));
-  }
   auto announced = std::make_unique<Announced>(std::move(announce));
   const v1::PutAnnounce& proto = announced->proto;
   announced->reservation = std::move(reservation);
   announced->announcement = {.path = announced->path.view(),
                              .first_block = proto.first_block(),
                              .session_id = proto.session_id(),
-                             .block_surprisal_bits = std::move(surprisal_bits),
+                             .probabilities = FromProto(proto.probabilities()),
                              .restored_blocks = proto.restored_blocks(),
                              .restored_quality = FromProto(proto.restored_quality()),
                              .quality = FromProto(proto.quality()),

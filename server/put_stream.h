@@ -28,7 +28,6 @@ class PutHost {
  public:
   virtual ~PutHost() = default;
 
-  virtual absl::StatusOr<std::uint32_t> BlockTokens(const ModelId& model) = 0;
   // Calls back once, on any thread, perhaps before it returns. `put` lives until then.
   using BeginCallback = std::function<void(absl::StatusOr<std::unique_ptr<PutSession>>)>;
   virtual void BeginPut(const PutAnnouncement& put, BeginCallback on_begun) = 0;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/status_translation.h"
+#include "server/wire_conversion.h"
 #include "storage/base/status_macros.h"
 #include "storage/kv/ids.h"
 
@@ -114,26 +115,9 @@ absl::Status CheckPriority(std::uint32_t priority) {
   return Invalid("priority: ", priority, " is over the limit of ", kPriorityMax);
 }
 
-absl::Status CheckProbabilities(const v1::TokenProbabilities& probabilities,
-                                std::size_t token_count) {
-  const auto check_bytes = [](absl::string_view field, std::size_t bytes, std::size_t expected) {
-    if (bytes == expected) return absl::OkStatus();
-    return Invalid("probabilities.", field, ": ", bytes, " bytes; the announced tokens need ",
-                   expected);
-  };
-  constexpr std::size_t kHalfBytes = 2;
-  if (!probabilities.log_probs().empty()) {
-    KV_RETURN_IF_ERROR(
-        check_bytes("log_probs", probabilities.log_probs().size(), token_count * kHalfBytes));
-  }
-  if (probabilities.top_k() > kTopKMax) {
-    return Invalid("probabilities.top_k: ", probabilities.top_k(), " is over the limit of ",
-                   kTopKMax);
-  }
-  const std::size_t entries = token_count * probabilities.top_k();
-  KV_RETURN_IF_ERROR(check_bytes("top_token_ids", probabilities.top_token_ids().size(),
-                                 entries * sizeof(TokenId)));
-  return check_bytes("top_log_probs", probabilities.top_log_probs().size(), entries * kHalfBytes);
+absl::Status CheckPageSize(std::uint32_t page_size) {
+  if (page_size <= kPageSizeMax) return absl::OkStatus();
+  return Invalid("page_size: ", page_size, " is over the limit of ", kPageSizeMax);
 }
 
 }  // namespace
@@ -196,6 +180,21 @@ absl::Status CheckLookupQuery(const v1::LookupQuery& query) {
   return CheckSession(query.session_id());
 }
 
+absl::Status CheckSimilar(const v1::SimilarRequest& request, const RequestLimits& limits) {
+  if (!request.has_prefix()) return Invalid("prefix: missing; it names the model and the tokens");
+  const std::size_t token_count = request.prefix().tokens().size() / sizeof(TokenId);
+  if (token_count > kSimilarTokensMax) {
+    return Invalid("prefix.tokens: ", token_count, " are over this call's limit of ",
+                   kSimilarTokensMax, "; send the last ones of a longer text, or fewer");
+  }
+  KV_RETURN_IF_ERROR(CheckPrefix(request.prefix(), limits));
+  if (request.session_count() > kSimilarSessionsMax) {
+    return Invalid("session_count: ", request.session_count(), " is over the limit of ",
+                   kSimilarSessionsMax);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckFetch(const v1::FetchRequest& request, const RequestLimits& limits) {
   const bool by_node = !request.node_ids().empty();
   if (by_node && request.has_prefix()) {
@@ -247,8 +246,8 @@ absl::Status CheckAnnounce(const v1::PutAnnounce& announce, const RequestLimits&
   if (!announce.has_prefix()) return Invalid("prefix: missing");
   KV_RETURN_IF_ERROR(CheckPrefix(announce.prefix(), limits));
   KV_RETURN_IF_ERROR(CheckSession(announce.session_id()));
-  KV_RETURN_IF_ERROR(CheckProbabilities(announce.probabilities(),
-                                        announce.prefix().tokens().size() / sizeof(TokenId)));
+  KV_RETURN_IF_ERROR(CheckSizes(FromProto(announce.probabilities()),
+                                announce.prefix().tokens().size() / sizeof(TokenId)));
   KV_RETURN_IF_ERROR(CheckQuality("restored_quality", announce.restored_quality()));
   KV_RETURN_IF_ERROR(CheckQuality("quality", announce.quality()));
   if (announce.beside_exact() &&
@@ -317,10 +316,22 @@ absl::Status CheckListNodes(const v1::ListNodesRequest& request) {
   KV_RETURN_IF_ERROR(CheckId("model_id", request.model_id()));
   KV_RETURN_IF_ERROR(CheckOptionalId("parent_id", request.parent_id()));
   KV_RETURN_IF_ERROR(CheckOptionalId("page_token", request.page_token()));
-  if (request.page_size() > kPageSizeMax) {
-    return Invalid("page_size: ", request.page_size(), " is over the limit of ", kPageSizeMax);
-  }
-  return absl::OkStatus();
+  return CheckPageSize(request.page_size());
+}
+
+absl::Status CheckListGroups(const v1::ListGroupsRequest& request) {
+  KV_RETURN_IF_ERROR(CheckOptionalId("page_token", request.page_token()));
+  return CheckPageSize(request.page_size());
+}
+
+absl::Status CheckDescribeGroup(const v1::DescribeGroupRequest& request) {
+  KV_RETURN_IF_ERROR(CheckId("group_id", request.group_id()));
+  if (request.branches_max() <= kPageSizeMax) return absl::OkStatus();
+  return Invalid("branches_max: ", request.branches_max(), " is over the limit of ", kPageSizeMax);
+}
+
+absl::Status CheckGetGroup(const v1::GetGroupRequest& request) {
+  return CheckId("node_id", request.node_id());
 }
 
 absl::Status CheckDescribeNode(const v1::DescribeNodeRequest& request,

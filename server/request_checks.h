@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "kvtrie/v1/admin.pb.h"
 #include "kvtrie/v1/cache.pb.h"
+#include "storage/engine/put_session.h"  // kTopKMax
 #include "storage/kv/path.h"
 
 namespace kvtrie {
@@ -19,8 +20,9 @@ struct RequestLimits {
 
 // Upper bounds that the wire contract states for every server.
 inline constexpr std::size_t kModelsPerQueryMax = 64;
+inline constexpr std::size_t kSimilarTokensMax = 262'144;
+inline constexpr std::uint32_t kSimilarSessionsMax = 64;
 inline constexpr std::size_t kFetchBlocksMax = 65'536;
-inline constexpr std::size_t kTopKMax = 64;
 inline constexpr std::uint32_t kPriorityMax = 15;
 inline constexpr std::uint32_t kPageSizeMax = 10'000;
 inline constexpr std::uint32_t kChunkBytesMax = 1u << 20;
@@ -34,6 +36,7 @@ absl::Status CheckPutProfile(const v1::PutProfileRequest& request, std::size_t p
 absl::Status CheckProfileId(std::string_view profile_id);
 absl::Status CheckLookup(const v1::LookupRequest& request, const RequestLimits& limits);
 absl::Status CheckLookupQuery(const v1::LookupQuery& query);
+absl::Status CheckSimilar(const v1::SimilarRequest& request, const RequestLimits& limits);
 absl::Status CheckFetch(const v1::FetchRequest& request, const RequestLimits& limits);
 absl::Status CheckAnnounce(const v1::PutAnnounce& announce, const RequestLimits& limits);
 // The chunks of a message against the bytes that came with it.
@@ -54,5 +57,8 @@ absl::Status CheckWatch(const v1::WatchRequest& request);
 
 absl::Status CheckListNodes(const v1::ListNodesRequest& request);
 absl::Status CheckDescribeNode(const v1::DescribeNodeRequest& request, const RequestLimits& limits);
+absl::Status CheckListGroups(const v1::ListGroupsRequest& request);
+absl::Status CheckDescribeGroup(const v1::DescribeGroupRequest& request);
+absl::Status CheckGetGroup(const v1::GetGroupRequest& request);
 
 }  // namespace kvtrie

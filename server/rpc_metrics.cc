@@ -7,9 +7,10 @@ namespace kvtrie {
 namespace {
 
 constexpr std::array<const char*, kRpcMethodCount> kRpcNames = {
-    "RegisterModel", "PutProfile", "GetProfile",    "ListProfiles", "DeleteProfile", "Lookup",
-    "Fetch",         "Put",        "Touch",         "Pin",          "Unpin",         "Delete",
-    "SetRetention",  "Watch",      "OpenLocalLane", "LaneFetch",    "LanePut",       "Admin"};
+    "RegisterModel", "PutProfile", "GetProfile", "ListProfiles", "DeleteProfile",
+    "Lookup",        "Similar",    "Fetch",      "Put",          "Touch",
+    "Pin",           "Unpin",      "Delete",     "SetRetention", "Watch",
+    "OpenLocalLane", "LaneFetch",  "LanePut",    "Admin"};
 constexpr std::array<const char*, 17> kCodeNames = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
     "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",

@@ -21,6 +21,7 @@ enum class RpcMethod : std::uint8_t {
   kListProfiles,
   kDeleteProfile,
   kLookup,
+  kSimilar,
   kFetch,
   kPut,
   kTouch,
@@ -34,7 +35,7 @@ enum class RpcMethod : std::uint8_t {
   kLanePut,
   kAdmin,
 };
-inline constexpr std::size_t kRpcMethodCount = 18;
+inline constexpr std::size_t kRpcMethodCount = 19;
 
 // Calls by method and code, their latency, and how many are running. Thread-safe without locks:
 // counters of one method share no cache line with those of another.

@@ -112,6 +112,9 @@ ABSL_FLAG(ByteSize, put_memory_bytes, ByteSize{256 * kMiB},
 ABSL_FLAG(
     ByteSize, index_bytes_max, ByteSize{2 * kGiB},
     "Index of blocks in memory, about 100 bytes each. When it is full, the least valuable go.");
+ABSL_FLAG(ByteSize, run_index_bytes, ByteSize{320 * kMiB},
+          "Index that finds the same text under another prefix, at most 0.9 byte per stored token. "
+          "When it is full, text is found less often. 0: none.");
 ABSL_FLAG(ByteSize, codec_memory_bytes, ByteSize{512 * kMiB},
           "Codecs kept to decode blocks for clients that want raw KV; each takes about twice its "
           "model's profile.");
@@ -133,6 +136,10 @@ ABSL_FLAG(absl::Duration, pin_max, absl::Hours(24 * 30), "Longest pin.");
 ABSL_FLAG(std::uint32_t, pinned_percent_max, 50,
           "Share of the disk limit that pins may hold, in percent.");
 ABSL_FLAG(std::uint32_t, event_log_max, 65'536, "Events kept for watchers that fall behind.");
+ABSL_FLAG(std::uint32_t, group_threshold_bits, 128,
+          "Surprisal that sessions must share to be shown as a group, in bits; a token of text has "
+          "3 to 4, so the default is more than a chat template and less than a system prompt. 0: "
+          "no groups.");
 
 // Limits.
 ABSL_FLAG(absl::Duration, stream_stall_limit, absl::Seconds(30),
@@ -299,6 +306,7 @@ class ConfigBuilder {
     engine->token_cache_bytes = absl::GetFlag(FLAGS_token_cache_bytes).bytes;
     engine->put_memory_bytes = absl::GetFlag(FLAGS_put_memory_bytes).bytes;
     engine->index_bytes_max = absl::GetFlag(FLAGS_index_bytes_max).bytes;
+    engine->run_index_bytes = absl::GetFlag(FLAGS_run_index_bytes).bytes;
     engine->codec_memory_bytes = absl::GetFlag(FLAGS_codec_memory_bytes).bytes;
     engine->decode_threads =
         Between("decode_threads", absl::GetFlag(FLAGS_decode_threads), 1u, 256u);
@@ -323,6 +331,8 @@ class ConfigBuilder {
         Between("pinned_percent_max", absl::GetFlag(FLAGS_pinned_percent_max), 0u, 100u);
     engine->event_log_max =
         Between("event_log_max", absl::GetFlag(FLAGS_event_log_max), 1u, 1u << 24);
+    engine->group_threshold_bits =
+        Between("group_threshold_bits", absl::GetFlag(FLAGS_group_threshold_bits), 0u, 1u << 22);
     // "disk_limit_bytes: ..." of the engine is "--disk_limit_bytes: ..." here.
     if (absl::Status s = engine->Validate(); !s.ok() && status_.ok()) status_ = Within("--", s);
   }

@@ -1,14 +1,12 @@
 #include "server/wire_conversion.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <numbers>
 
-#include "absl/strings/str_cat.h"
 #include "client/model_spec_from_proto.h"
 #include "client/model_spec_to_proto.h"
-#include "storage/base/byte_order.h"
 
 namespace kvtrie {
 
@@ -87,6 +85,31 @@ void ToProto(const LookupResult& result, v1::LookupResult* proto) {
   }
   proto->set_fetch_bytes(result.fetch_bytes);
   if (result.matched_blocks > 0) proto->set_quality(ToProto(result.quality));
+  if (!result.group.empty()) proto->set_group_id(std::string(result.group.view()));
+}
+
+void ToProto(const SimilarResult& result, v1::SimilarResponse* proto) {
+  constexpr std::size_t kRunsMax = 256;
+  for (const NearSession& near : result.sessions) {
+    v1::SimilarSession* session = proto->add_sessions();
+    session->set_node_id(std::string(near.end.view()));
+    for (const std::string& id : near.session_ids) session->add_session_ids(id);
+    session->set_blocks(near.blocks);
+    session->set_shared_prefix_blocks(near.shared_prefix_blocks);
+    session->set_shared_prefix_bits(near.shared_prefix_bits);
+    session->set_shared_run_tokens(near.shared_run_tokens);
+    session->set_shared_run_bits(near.shared_run_bits);
+    for (std::size_t i = 0; i < std::min(near.runs.size(), kRunsMax); ++i) {
+      v1::SharedRun* run = session->add_runs();
+      run->set_first_token(near.runs[i].first_token);
+      run->set_token_count(near.runs[i].token_count);
+      run->set_node_id(std::string(near.runs[i].node.view()));
+      run->set_node_offset(near.runs[i].offset);
+      run->set_bits(near.runs[i].bits);
+    }
+  }
+  proto->set_matched_blocks(result.matched_blocks);
+  proto->set_work_limit_reached(!result.is_complete);
 }
 
 void ToProto(const NodeInfo& node, v1::NodeEntry* proto) {
@@ -108,6 +131,7 @@ void ToProto(const NodeInfo& node, v1::NodeEntry* proto) {
   proto->set_expires_unix_seconds(node.expires_unix_seconds);
   proto->set_priority(node.priority);
   proto->set_surprisal_bits(node.surprisal_bits);
+  proto->set_surprisal_estimated(node.surprisal_estimated);
   proto->set_pinned(node.pinned);
   proto->set_leased(node.leased);
   proto->set_child_count(node.child_count);
@@ -147,6 +171,34 @@ void ToProto(const PinInfo& pin, v1::PinEntry* proto) {
   proto->set_end_unix_seconds(pin.end_unix_seconds);
 }
 
+void ToProto(const GroupInfo& group, v1::GroupEntry* proto) {
+  proto->set_group_id(std::string(group.id.view()));
+  proto->set_model_id(std::string(group.model.view()));
+  proto->set_sessions(group.sessions);
+  proto->set_shared_blocks(group.shared_blocks);
+  proto->set_shared_bits(group.shared_bits);
+  proto->set_shared_bits_estimated(group.shared_bits_estimated);
+  proto->set_shared_end_id(std::string(group.shared_end.view()));
+  proto->set_blocks(group.blocks);
+  proto->set_stored_bytes(group.stored_bytes);
+  proto->set_saved_bytes(group.saved_bytes);
+  proto->set_centroid_end_id(std::string(group.centroid_end.view()));
+  proto->set_centroid_blocks(group.centroid_blocks);
+}
+
+void ToProto(const GroupBranchInfo& branch, v1::GroupBranch* proto) {
+  proto->set_parent(branch.parent);
+  proto->set_first_id(std::string(branch.first.view()));
+  proto->set_last_id(std::string(branch.last.view()));
+  proto->set_blocks(branch.blocks);
+  proto->set_surprisal_bits(branch.surprisal_bits);
+  proto->set_surprisal_estimated(branch.surprisal_estimated);
+  proto->set_stored_bytes(branch.stored_bytes);
+  proto->set_sessions(branch.sessions);
+  proto->set_probability(branch.probability);
+  proto->set_on_centroid(branch.on_centroid);
+}
+
 void ToProto(const RecoveryReport& report, v1::RecoveryReport* proto) {
   proto->set_seconds(report.seconds);
   proto->set_nodes_loaded(report.nodes_loaded);
@@ -158,35 +210,12 @@ void ToProto(const RecoveryReport& report, v1::RecoveryReport* proto) {
   for (const std::string& note : report.notes) proto->add_notes(note);
 }
 
-float HalfToFloat(std::uint16_t half) {
-  const std::uint32_t sign = std::uint32_t{half & 0x8000u} << 16;
-  const std::uint32_t exponent = (half >> 10) & 0x1fu;
-  const std::uint32_t mantissa = half & 0x3ffu;
-  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent == 0) {
-    const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
-}
-
-absl::StatusOr<std::vector<float>> BlockSurprisalBits(std::string_view log_probs,
-                                                      std::uint32_t block_tokens) {
-  // The least that a half can say; stands for a probability that rounds to zero.
-  constexpr float kLogProbMin = -65504.0f;
-  const std::size_t token_count = log_probs.size() / 2;
-  std::vector<float> bits(token_count / block_tokens, 0.0f);
-  for (std::size_t i = 0; i < token_count; ++i) {
-    const float log_prob = HalfToFloat(LoadLittle<std::uint16_t>(log_probs.data() + 2 * i));
-    if (!(log_prob <= 0)) {
-      return absl::InvalidArgumentError(absl::StrCat("probabilities.log_probs: token ", i, " has ",
-                                                     log_prob, "; a log-probability is <= 0"));
-    }
-    if (i / block_tokens < bits.size()) {
-      bits[i / block_tokens] -= std::max(log_prob, kLogProbMin) * std::numbers::log2e_v<float>;
-    }
-  }
-  return bits;
+TokenProbabilities FromProto(const v1::TokenProbabilities& proto) {
+  return {.log_probs = proto.log_probs(),
+          .top_k = proto.top_k(),
+          .top_token_ids = proto.top_token_ids(),
+          .top_log_probs = proto.top_log_probs(),
+          .vocabulary_tokens = proto.vocabulary_tokens()};
 }
 
 }  // namespace kvtrie

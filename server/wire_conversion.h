@@ -63,19 +63,18 @@ std::vector<TrieNodeId> NodeIdsFromProto(std::string_view bytes);
 // A selection; `path` keeps what it points to.
 Selection FromProto(const v1::Selection& proto, std::unique_ptr<RequestPath>* path);
 
+// What points into the message, which outlives it.
+TokenProbabilities FromProto(const v1::TokenProbabilities& proto);
+
 void ToProto(const LookupResult& result, v1::LookupResult* proto);
+// Of each session, the longest runs.
+void ToProto(const SimilarResult& result, v1::SimilarResponse* proto);
 void ToProto(const NodeInfo& node, v1::NodeEntry* proto);
 void ToProto(const ModelInfo& model, v1::ModelEntry* proto);
 void ToProto(const StoredProfile& profile, v1::ProfileEntry* proto);
 void ToProto(const PinInfo& pin, v1::PinEntry* proto);
+void ToProto(const GroupInfo& group, v1::GroupEntry* proto);
+void ToProto(const GroupBranchInfo& branch, v1::GroupBranch* proto);
 void ToProto(const RecoveryReport& report, v1::RecoveryReport* proto);
-
-// IEEE 754 half precision.
-float HalfToFloat(std::uint16_t half);
-
-// Surprisal of each full block in bits, from natural log-probabilities as halves, one per token.
-// InvalidArgument: one is positive or not a number.
-absl::StatusOr<std::vector<float>> BlockSurprisalBits(std::string_view log_probs,
-                                                      std::uint32_t block_tokens);
 
 }  // namespace kvtrie

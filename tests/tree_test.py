@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder -> the folders that it may include besides itself. A folder without a row may hold no C++.
 STORAGE = {"storage/base", "storage/kv", "storage/codec", "storage/meta", "storage/payload",
-           "storage/trie", "storage/engine"}
+           "storage/trie", "storage/group", "storage/engine"}
 LAYERS = {
     "storage/base": set(),
     "storage/kv": {"storage/base"},
@@ -22,6 +22,7 @@ LAYERS = {
     "storage/meta": {"storage/base", "storage/kv"},
     "storage/payload": {"storage/base", "storage/kv"},
     "storage/trie": {"storage/base", "storage/kv", "storage/meta"},
+    "storage/group": {"storage/base", "storage/kv", "storage/meta", "storage/trie"},
     "storage/engine": STORAGE,
     "gpu": {"storage/base", "storage/kv", "storage/codec"},
     "proto": set(),

@@ -122,6 +122,8 @@ std::string_view CodecName(v1::Codec codec) {
       return "lossless";
     case v1::CODEC_RESIDUAL:
       return "residual";
+    case v1::CODEC_REFERENCED:
+      return "referenced";
     case v1::CODEC_ROTATED:
       return "rotated";
     default:

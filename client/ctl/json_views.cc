@@ -112,11 +112,67 @@ nlohmann::ordered_json NodeToJson(const v1::NodeEntry& node) {
   json["expires_unix_seconds"] = node.expires_unix_seconds();
   json["priority"] = node.priority();
   json["surprisal_bits"] = node.surprisal_bits();
+  json["surprisal_estimated"] = node.surprisal_estimated();
   json["pinned"] = node.pinned();
   json["leased"] = node.leased();
   json["child_count"] = node.child_count();
   json["extra_key_bytes"] = node.extra_key_bytes();
   return json;
+}
+
+nlohmann::ordered_json SimilarToJson(const v1::SimilarResponse& similar) {
+  nlohmann::ordered_json sessions = nlohmann::json::array();
+  for (const v1::SimilarSession& session : similar.sessions()) {
+    nlohmann::ordered_json runs = nlohmann::json::array();
+    for (const v1::SharedRun& run : session.runs()) {
+      runs.push_back({{"first_token", run.first_token()},
+                      {"token_count", run.token_count()},
+                      {"node_id", IdToHex(run.node_id())},
+                      {"node_offset", run.node_offset()},
+                      {"bits", run.bits()}});
+    }
+    nlohmann::ordered_json ids = nlohmann::json::array();
+    for (const std::string& id : session.session_ids()) ids.push_back(id);
+    sessions.push_back({{"node_id", IdToHex(session.node_id())},
+                        {"session_ids", std::move(ids)},
+                        {"blocks", session.blocks()},
+                        {"shared_prefix_blocks", session.shared_prefix_blocks()},
+                        {"shared_prefix_bits", session.shared_prefix_bits()},
+                        {"shared_run_tokens", session.shared_run_tokens()},
+                        {"shared_run_bits", session.shared_run_bits()},
+                        {"runs", std::move(runs)}});
+  }
+  return {{"sessions", std::move(sessions)},
+          {"matched_blocks", similar.matched_blocks()},
+          {"work_limit_reached", similar.work_limit_reached()}};
+}
+
+nlohmann::ordered_json GroupToJson(const v1::GroupEntry& group) {
+  return {{"group_id", IdToHex(group.group_id())},
+          {"model_id", IdToHex(group.model_id())},
+          {"sessions", group.sessions()},
+          {"shared_blocks", group.shared_blocks()},
+          {"shared_bits", group.shared_bits()},
+          {"shared_bits_estimated", group.shared_bits_estimated()},
+          {"shared_end_id", IdToHex(group.shared_end_id())},
+          {"blocks", group.blocks()},
+          {"stored_bytes", group.stored_bytes()},
+          {"saved_bytes", group.saved_bytes()},
+          {"centroid_end_id", IdToHex(group.centroid_end_id())},
+          {"centroid_blocks", group.centroid_blocks()}};
+}
+
+nlohmann::ordered_json GroupBranchToJson(const v1::GroupBranch& branch) {
+  return {{"parent", branch.parent()},
+          {"first_id", IdToHex(branch.first_id())},
+          {"last_id", IdToHex(branch.last_id())},
+          {"blocks", branch.blocks()},
+          {"surprisal_bits", branch.surprisal_bits()},
+          {"surprisal_estimated", branch.surprisal_estimated()},
+          {"stored_bytes", branch.stored_bytes()},
+          {"sessions", branch.sessions()},
+          {"probability", branch.probability()},
+          {"on_centroid", branch.on_centroid()}};
 }
 
 nlohmann::ordered_json PinToJson(const v1::PinEntry& pin) {

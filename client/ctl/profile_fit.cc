@@ -285,11 +285,17 @@ std::vector<Part> PartsOf(const ResidualProfile& profile, std::size_t body_bytes
   const ImportanceModel& of = profile.importance;
   const std::size_t importance = sizeof(float) * (of.query_means.size() + of.query_factors.size() +
                                                   of.normalizers.size() + of.weights.size());
+  // Of differences to references: none where texts share too few tokens.
+  std::size_t differences = 0;
+  for (const ResidualProfile& of_differences : profile.differences) {
+    differences += 1 + of_differences.EncodeBody().size();
+  }
   return {{"predictors", weights},
           {"bases", bases},
           {"token table", table},
           {"importance", importance},
-          {"tables and scales", body_bytes - weights - bases - table - importance}};
+          {"differences", differences},
+          {"tables and scales", body_bytes - weights - bases - table - importance - differences}};
 }
 
 std::string Number(const char* format, double value) {

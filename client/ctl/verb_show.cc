@@ -33,7 +33,8 @@ void Print(const v1::DescribeNodeResponse& described, std::ostream& out) {
   row("last used", FormatTime(node.last_used_unix_seconds()));
   row("expires", FormatTime(node.expires_unix_seconds()));
   row("priority", FormatCount(node.priority()));
-  row("surprisal", std::to_string(node.surprisal_bits()) + " bits");
+  row("surprisal", std::to_string(node.surprisal_bits()) +
+                       (node.surprisal_estimated() ? " bits (estimated)" : " bits"));
   row("pinned", node.pinned() ? "yes" : "no");
   row("leased", node.leased() ? "yes" : "no");
   if (node.extra_key_bytes() > 0) row("extra key", FormatBytes(node.extra_key_bytes()));

@@ -3,6 +3,7 @@
 #include "client/ctl/verb_completion.h"
 #include "client/ctl/verb_config.h"
 #include "client/ctl/verb_drain.h"
+#include "client/ctl/verb_groups.h"
 #include "client/ctl/verb_help.h"
 #include "client/ctl/verb_ls.h"
 #include "client/ctl/verb_models.h"
@@ -12,6 +13,7 @@
 #include "client/ctl/verb_profiles.h"
 #include "client/ctl/verb_rm.h"
 #include "client/ctl/verb_show.h"
+#include "client/ctl/verb_similar.h"
 #include "client/ctl/verb_status.h"
 #include "client/ctl/verb_top.h"
 #include "client/ctl/verb_unpin.h"
@@ -22,9 +24,10 @@ namespace kvtrie {
 
 std::span<const Verb* const> AllVerbs() {
   static const Verb* const verbs[] = {
-      &kStatusVerb, &kTopVerb,   &kModelsVerb,   &kLsVerb,         &kShowVerb,    &kPinsVerb,
-      &kPinVerb,    &kUnpinVerb, &kProfilesVerb, &kProfileVerb,    &kRmVerb,      &kVerifyVerb,
-      &kConfigVerb, &kDrainVerb, &kBenchVerb,    &kCompletionVerb, &kVersionVerb, &kHelpVerb,
+      &kStatusVerb,  &kTopVerb,        &kModelsVerb,  &kLsVerb,     &kShowVerb,
+       &kGroupsVerb, &kSimilarVerb, &kPinsVerb, &kPinVerb, &kUnpinVerb, &kProfilesVerb,
+      &kProfileVerb, &kRmVerb,         &kVerifyVerb,  &kConfigVerb, &kDrainVerb,
+      &kBenchVerb,   &kCompletionVerb, &kVersionVerb, &kHelpVerb,
   };
   return verbs;
 }

@@ -65,18 +65,19 @@ Eigen::MatrixXd PrincipalBasis(const Eigen::MatrixXd& covariance, const Eigen::M
 }  // namespace
 
 void FitBasis(std::span<const float> residual, std::size_t counted_rows,
-              std::span<const float> metric, double shrinkage, PlaneProfile& of) {
+              std::span<const float> metric, double shrinkage, PlaneProfile& of, double variance) {
   const std::size_t components = of.basis_scales.size();
   const std::size_t size = components / of.block_count;
-  double mean_variance = 0;
-  for (const float value : residual) mean_variance += double{value} * value;
-  mean_variance /= static_cast<double>(counted_rows * components);
+  if (variance == 0) {
+    for (const float value : residual) variance += double{value} * value;
+    variance /= static_cast<double>(counted_rows * components);
+  }
 
   for (std::size_t first = 0; first < components; first += size) {
     Eigen::MatrixXd of_block;
     if (metric.empty()) {
       of_block.setIdentity(Index(size), Index(size));
-      of_block /= std::max(mean_variance, 1e-30);
+      of_block /= std::max(variance, 1e-30);
     } else {
       of_block = ShrunkMetric(metric, components, first, size, shrinkage);
     }
@@ -92,6 +93,19 @@ void FitBasis(std::span<const float> residual, std::size_t counted_rows,
       }
     }
   }
+}
+
+double VarianceOfBasis(const PlaneProfile& of) {
+  const std::size_t components = of.basis_scales.size();
+  const std::size_t size = components / of.block_count;
+  double sum = 0;
+  for (std::size_t v = 0; v < components; ++v) {
+    for (std::size_t c = 0; c < size; ++c) {
+      const double of_component = double{of.basis_scales[v]} * of.basis[v * size + c];
+      sum += of_component * of_component;
+    }
+  }
+  return sum / static_cast<double>(components);
 }
 
 }  // namespace kvtrie

@@ -46,6 +46,18 @@ class FitRows {
   void ReadCounted(std::size_t sample, const PlaneShape& plane, std::span<float> rows) const;
   // Those of all samples, [row][component].
   std::vector<float> ReadPlane(const PlaneShape& plane) const;
+  // Tokens of a sample that are those of a reference too.
+  struct ReferencedRun {
+    std::size_t sample = 0;
+    std::size_t first_token = 0;
+    std::size_t token_count = 0;
+    KvSample reference;      // outlives this
+    std::size_t offset = 0;  // of the first of them in the reference
+  };
+  // From here on, a row is what its token's K and V differ by from the reference's, and no other
+  // token counts. REQUIRES: CheckSamples() of the references; runs of a sample do not overlap.
+  void TakeDifferences(std::span<const ReferencedRun> runs);
+
   // Turns such rows into those after RoPE.
   void Rotate(const PlaneShape& plane, std::span<float> rows) const;
 
@@ -55,10 +67,21 @@ class FitRows {
     const RawKv* raw_kv;
     RopeAngles angles;
     std::size_t first_row;
+    // Of a sample whose rows are differences.
+    struct Run {
+      ReferencedRun run;
+      const RawKv* raw_kv;
+      RopeAngles angles;
+    };
+    std::vector<Run> runs = {};
   };
+  const RawKv& RawKvOf(std::size_t token_count);
+  static std::vector<bool> ExtremeTokens(const RawKv& raw_kv, const KvSample& kv,
+                                         std::span<const PlaneShape> planes);
   std::span<float> RowsOf(const Sample& sample, const PlaneShape& plane,
                           std::span<float> rows) const;
 
+  const ModelSpec spec_;
   std::map<std::size_t, RawKv> raw_kv_;  // by a sample's number of tokens
   std::vector<Sample> samples_;
   std::vector<TokenId> tokens_;

@@ -72,6 +72,7 @@ absl::Status CheckKind(CodecId codec, Rung rung, Quality quality) {
     case CodecId::kLossless:
       return quality == Quality::kExact ? absl::OkStatus() : Damaged("exact at less quality");
     case CodecId::kResidual:
+    case CodecId::kReferenced:
       return rated ? absl::OkStatus() : Damaged("residual, but of no rated quality");
     case CodecId::kRotated:
       return quality == Quality::kUnrated ? absl::OkStatus() : Damaged("rotated, but rated");
@@ -82,7 +83,9 @@ absl::Status CheckKind(CodecId codec, Rung rung, Quality quality) {
 // What a body that is there says of its profile.
 absl::Status CheckProfile(const FrameView& frame) {
   const bool named = !frame.profile().empty();
-  if (frame.codec() == CodecId::kResidual && !named) return Damaged("residual without a profile");
+  if ((frame.codec() == CodecId::kResidual || frame.codec() == CodecId::kReferenced) && !named) {
+    return Damaged("residual without a profile");
+  }
   if (frame.codec() == CodecId::kRotated && named) return Damaged("rotated with a profile");
   return absl::OkStatus();
 }

@@ -59,14 +59,37 @@ EncodedFrame FrameCodec::EncodeLosslessly(const BlockToEncode& block) const {
 
 absl::StatusOr<std::vector<EncodedFrame>> FrameCodec::EncodeWithProfile(
     std::span<const BlockToEncode> blocks, Quality quality) const {
-  KV_ASSIGN_OR_RETURN(const std::vector<EncodedBlock> encoded, residual_->Encode(blocks, quality));
-  const CodecId codec = quality == Quality::kExact ? CodecId::kLossless : CodecId::kResidual;
+  // Without their references, and behind them those that have some with them.
+  std::vector<BlockToEncode> to_encode(blocks.begin(), blocks.end());
+  for (BlockToEncode& block : to_encode) {
+    block.references = {};
+    block.runs = {};
+  }
+  std::vector<std::size_t> again;
+  for (std::size_t i = 0; i < blocks.size() && residual_->HasDifferences(); ++i) {
+    if (blocks[i].runs.empty() || quality == Quality::kExact) continue;
+    to_encode.push_back(blocks[i]);
+    again.push_back(i);
+  }
+  KV_ASSIGN_OR_RETURN(const std::vector<EncodedBlock> encoded,
+                      residual_->Encode(to_encode, quality));
   std::vector<EncodedFrame> frames;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
+  for (std::size_t i = 0; i < encoded.size(); ++i) {
     // Too many tokens that must be kept as they are.
-    frames.push_back(encoded[i].body.empty()
-                         ? EncodeLosslessly(blocks[i])
-                         : Frame(codec, quality, encoded[i].body, encoded[i].section_bytes));
+    if (encoded[i].body.empty()) {
+      if (i < blocks.size()) frames.push_back(EncodeLosslessly(blocks[i]));
+      continue;
+    }
+    const CodecId codec = quality == Quality::kExact         ? CodecId::kLossless
+                          : encoded[i].referenced_tokens > 0 ? CodecId::kReferenced
+                                                             : CodecId::kResidual;
+    EncodedFrame frame = Frame(codec, quality, encoded[i].body, encoded[i].section_bytes);
+    if (i < blocks.size()) {
+      frames.push_back(std::move(frame));
+    } else if (EncodedFrame& without = frames[again[i - blocks.size()]];
+               frame.bytes.size() < without.bytes.size()) {
+      without = std::move(frame);
+    }
   }
   return frames;
 }
@@ -112,14 +135,17 @@ absl::Status FrameCodec::DecodeWithProfile(std::span<const FrameToDecode> frames
                       .section_bytes = section_bytes[i],
                       .quality = frames[i].frame.quality(),
                       .tokens = frames[i].tokens,
-                      .raw = frames[i].raw});
+                      .raw = frames[i].raw,
+                      .is_referenced = frames[i].frame.codec() == CodecId::kReferenced,
+                      .references = frames[i].references});
   }
   return residual_->Decode(blocks);
 }
 
 absl::Status FrameCodec::Decode(std::span<const FrameToDecode> frames) const {
-  // Exact and lossy frames of a profile do not share a batch.
-  std::vector<FrameToDecode> lossy, exact;
+  // Exact and lossy frames of a profile do not share a batch. Those with references have one of
+  // their own too: a batch does the work of each way of coding that any of its tokens has.
+  std::vector<FrameToDecode> lossy, referenced, exact;
   for (const FrameToDecode& to_decode : frames) {
     const FrameView& frame = to_decode.frame;
     KV_CHECK(to_decode.tokens.size() == geometry_.block_tokens());
@@ -132,14 +158,17 @@ absl::Status FrameCodec::Decode(std::span<const FrameToDecode> frames) const {
       return absl::InvalidArgumentError("frame: made for other tokens");
     }
     if (!frame.profile().empty()) {
-      (frame.quality() == Quality::kExact ? exact : lossy).push_back(to_decode);
+      (frame.quality() == Quality::kExact      ? exact
+       : frame.codec() == CodecId::kReferenced ? referenced
+                                               : lossy)
+          .push_back(to_decode);
     } else if (frame.codec() == CodecId::kLossless) {
       KV_RETURN_IF_ERROR(DecodeLossless(geometry_, frame.body(), to_decode.raw));
     } else {
       KV_RETURN_IF_ERROR(DecodeRotated(geometry_, frame.body(), to_decode.raw));
     }
   }
-  for (const auto& of_profile : {lossy, exact}) {
+  for (const auto& of_profile : {lossy, referenced, exact}) {
     if (!of_profile.empty()) KV_RETURN_IF_ERROR(DecodeWithProfile(of_profile));
   }
   return absl::OkStatus();

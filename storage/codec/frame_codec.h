@@ -27,6 +27,8 @@ struct FrameToDecode {
   FrameView frame;  // of the whole frame, its body verified
   std::span<const TokenId> tokens;
   std::span<std::byte> raw;  // where the raw KV goes
+  // Those that ReferencesOf(frame) names, in any order, and any others.
+  std::span<const ReferenceBlock> references = {};
 };
 
 // Blocks of one model as frames, and back, whatever codec they are of. What a codec cannot do falls
@@ -42,7 +44,10 @@ class FrameCodec {
   // Null: without a profile.
   const ResidualCodec* residual() const { return residual_.get(); }
 
-  // In order. REQUIRES: sizes as the model's geometry says.
+  // In order. A block with references is coded with and without them, which takes twice as long,
+  // and the smaller frame is kept; a frame that uses them is of codec kReferenced. REQUIRES: sizes
+  // as the model's geometry says. InvalidArgument: references or runs that are not as BlockToEncode
+  // wants them.
   absl::StatusOr<std::vector<EncodedFrame>> Encode(std::span<const BlockToEncode> blocks,
                                                    Quality quality) const;
 
@@ -52,8 +57,9 @@ class FrameCodec {
       std::span<const BlockToEncode> blocks) const;
 
   // All of them, or an error and `raw` with anything in it. REQUIRES: frames have passed
-  // FrameView::CheckGeometry of this model. Errors: DataLoss; InvalidArgument for other tokens, or
-  // a profile that is not the one here: the message names it.
+  // FrameView::CheckGeometry of this model. Errors: DataLoss; InvalidArgument for other tokens, a
+  // profile that is not the one here, a reference that is missing or is not what the frame was
+  // coded against: the message names it.
   absl::Status Decode(std::span<const FrameToDecode> frames) const;
 
  private:

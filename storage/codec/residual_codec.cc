@@ -78,6 +78,10 @@ absl::Status ResidualCodec::State::Prepare(const ModelSpec& spec) {
          .planes = {}});
   }
   if (profile.importance.query_heads > 0) importance.emplace(profile, rope_pairs);
+  for (const ResidualProfile& of_differences : profile.differences) {
+    differences = std::make_unique<State>(spec, id, of_differences);
+    KV_RETURN_IF_ERROR(differences->Prepare(spec));
+  }
   return absl::OkStatus();
 }
 
@@ -106,6 +110,26 @@ void ResidualCodec::State::RotateRows(const BatchedBlock& block, std::uint32_t p
                                       std::vector<float>& rows) const {
   const PlaneShape& shape = profile.planes[plane];
   raw_kv.RotateRows(RowsOf(block, plane, rows), shape.layer, shape.kind(), block.angles);
+}
+
+void ResidualCodec::State::ReadReferences(const BatchedBlock& block, std::uint32_t plane,
+                                          std::span<float> block_rows) const {
+  const PlaneShape& shape = profile.planes[plane];
+  const std::size_t components = shape.components();
+  std::vector<float> rows(geometry.block_tokens() * components);
+  for (std::size_t i = 0; i < block.references.size(); ++i) {
+    bool was_read = false;
+    for (const ReferenceRun& run : block.runs) {
+      if (run.reference != i) continue;
+      if (!was_read) {
+        raw_kv.ReadRows(block.references[i].raw, shape.layer, shape.kind(),
+                        block.reference_angles[i], rows);
+        was_read = true;
+      }
+      std::copy_n(rows.data() + run.offset * components, run.token_count * components,
+                  block_rows.data() + run.first_token * components);
+    }
+  }
 }
 
 PredictedPlane ResidualCodec::State::CellsOf(std::uint32_t plane) const {
@@ -149,16 +173,49 @@ bool ResidualCodec::State::IsInCells(std::uint32_t plane, std::size_t component,
 std::uint32_t TokensCrc(std::span<const TokenId> tokens) { return Crc32c(std::as_bytes(tokens)); }
 
 void BatchedBlock::StartCoding() {
-  active.assign(GroupsOf(tokens.size()), 0);
-  for (std::size_t t = 0; t < tokens.size(); ++t) {
-    active[t / kLanes] = static_cast<LaneMask>(active[t / kLanes] | 1u << t % kLanes);
-  }
-  const auto leave_out = [&](std::size_t t) {
-    active[t / kLanes] = static_cast<LaneMask>(active[t / kLanes] & ~(1u << t % kLanes));
+  const auto move = [](std::size_t t, std::vector<LaneMask>* from, std::vector<LaneMask>* to) {
+    const auto lane = static_cast<LaneMask>(1u << t % kLanes);
+    if (from != nullptr) (*from)[t / kLanes] = static_cast<LaneMask>((*from)[t / kLanes] & ~lane);
+    if (to != nullptr) (*to)[t / kLanes] = static_cast<LaneMask>((*to)[t / kLanes] | lane);
   };
-  for (const std::uint16_t token : exact) leave_out(token);
-  if (first_from_profile) leave_out(0);
-  carry.assign(active.size(), {});
+  for (Lanes& of_way : lanes) {
+    of_way.active.assign(GroupsOf(tokens.size()), 0);
+    of_way.carry.assign(of_way.active.size(), {});
+  }
+  std::vector<LaneMask>* const whole = &lanes[kWhole].active;
+  for (std::size_t t = 0; t < tokens.size(); ++t) move(t, nullptr, whole);
+  for (const std::uint16_t token : exact) move(token, whole, nullptr);
+  if (first_from_profile) move(0, whole, nullptr);
+  for (const ReferenceRun& run : runs) {
+    for (std::size_t i = 0; i < run.token_count; ++i) {
+      move(run.first_token + i, whole, &lanes[kDifference].active);
+    }
+  }
+  for (Lanes& of_way : lanes) {
+    of_way.any = std::any_of(of_way.active.begin(), of_way.active.end(),
+                             [](LaneMask mask) { return mask != 0; });
+  }
+}
+
+const KvDigest& KvDigests::Of(std::span<const std::byte> raw) {
+  const auto [found, is_new] = digests_.try_emplace(raw.data());
+  if (is_new) found->second = DigestOfKv(raw);
+  return found->second;
+}
+
+absl::Status CheckSharedTokens(std::span<const TokenId> tokens,
+                               std::span<const ReferenceBlock> references,
+                               std::span<const ReferenceRun> runs) {
+  for (const ReferenceRun& run : runs) {
+    const auto own = tokens.subspan(run.first_token, run.token_count);
+    const auto other = references[run.reference].tokens.subspan(run.offset, run.token_count);
+    if (!std::equal(own.begin(), own.end(), other.begin())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("references: tokens from ", run.first_token, " on are not those of block ",
+                       references[run.reference].node.ToHex(), " from ", run.offset, " on"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void ToLanes(const float* rows, std::size_t components, std::span<float> lanes) {
@@ -187,5 +244,6 @@ const ProfileId& ResidualCodec::id() const { return state_->id; }
 bool ResidualCodec::HasLevel(Quality quality) const {
   return state_->FindLevel(quality) != nullptr;
 }
+bool ResidualCodec::HasDifferences() const { return state_->differences != nullptr; }
 
 }  // namespace kvtrie

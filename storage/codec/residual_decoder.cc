@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -23,7 +24,8 @@ absl::Status Damaged(absl::string_view what) {
 struct ResidualCodec::Decoder::Run {
   struct Coded : BatchedBlock {
     BlockToDecode block;
-    const PreparedLevel* level = nullptr;
+    std::array<const PreparedLevel*, kWayCount> levels = {};
+    std::vector<ReferenceBlock> own_references;  // in the order of the frame
     std::vector<std::uint16_t> layers_of_section;
     std::vector<std::uint32_t> raw_crcs;  // [layer], of exact frames
     const std::byte* exact_bytes = nullptr;
@@ -33,21 +35,64 @@ struct ResidualCodec::Decoder::Run {
   const State* state;
   std::vector<Coded> coded;
   std::size_t row_count = 0;
-  RestoredCodes codes;
-  bool exact = false;  // all blocks are, or none
+  std::vector<RestoredCodes> codes;       // [way]
+  std::array<bool, kWayCount> used = {};  // ways of any token
+  bool exact = false;                     // all blocks are, or none
   std::uint32_t next_plane = 0;
   std::uint32_t next_layer = 0;
 
-  absl::Status Open(Coded& to) const;
+  absl::Status Open(Coded& to, KvDigests& digests) const;
+  absl::Status OpenReferences(const ReferenceTable& table, Coded& to, KvDigests& digests) const;
+  const State& StateOf(std::size_t way) const {
+    return way == kWhole ? *state : *state->differences;
+  }
   void DecodePlane();
-  // Makes restored rows of predicted ones.
-  void AddResidual(std::uint32_t plane, std::vector<float>& rows);
+  // Makes restored rows of predicted ones, of both ways.
+  void AddResidual(std::uint32_t plane, std::array<std::vector<float>, kWayCount>& rows);
+  // Rows of tokens that are differences take the place of what is there.
+  void AddReferences(std::uint32_t plane, const std::vector<float>& differences,
+                     std::vector<float>& rows) const;
   // The same for exact frames; writes raw KV, of which the rows are made.
   void DecodeNumbers(std::uint32_t plane, std::vector<float>& rows);
   void WriteRows(std::uint32_t plane, std::vector<float>& rows) const;
 };
 
-absl::Status ResidualCodec::Decoder::Run::Open(Coded& to) const {
+absl::Status ResidualCodec::Decoder::Run::OpenReferences(const ReferenceTable& table, Coded& to,
+                                                         KvDigests& digests) const {
+  const auto refused = [](const FrameReference& named, absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("referenced frame: block ", named.node.ToHex(), " ", what));
+  };
+  std::vector<ReferenceBlock> references;
+  for (const FrameReference& named : table.references) {
+    const auto given =
+        std::find_if(to.block.references.begin(), to.block.references.end(),
+                     [&](const ReferenceBlock& block) { return block.node == named.node; });
+    if (given == to.block.references.end())
+      return refused(named, "was coded against, and is missing");
+    KV_CHECK(given->tokens.size() == state->geometry.block_tokens());
+    KV_CHECK(given->raw.size() == state->geometry.raw_block_bytes());
+    if (given->first_position != named.first_position) {
+      return refused(named, "was coded against at another position");
+    }
+    references.push_back(*given);
+  }
+  KV_RETURN_IF_ERROR(CheckSharedTokens(to.block.tokens, references, table.runs));
+  for (std::size_t i = 0; i < references.size(); ++i) {
+    if (digests.Of(references[i].raw) != table.references[i].digest) {
+      return refused(table.references[i], "holds other KV than was coded against");
+    }
+  }
+  to.runs = table.runs;
+  to.own_references = std::move(references);
+  to.references = to.own_references;
+  for (const ReferenceBlock& block : to.references) {
+    to.reference_angles.push_back(state->raw_kv.AnglesAt(block.first_position));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ResidualCodec::Decoder::Run::Open(Coded& to, KvDigests& digests) const {
   const KvGeometry& geometry = state->geometry;
   const BlockToDecode& block = to.block;
   KV_CHECK(block.tokens.size() == geometry.block_tokens());
@@ -58,8 +103,15 @@ absl::Status ResidualCodec::Decoder::Run::Open(Coded& to) const {
   if (section_bytes != block.body.size()) return Damaged("sections do not cover the body");
   if (block.section_bytes[0] < kFrameBindingBytes) return Damaged("too short");
 
-  to.level = state->FindLevel(block.quality);
-  if (to.level == nullptr) return Damaged("its profile has no such level");
+  to.levels[kWhole] = state->FindLevel(block.quality);
+  if (to.levels[kWhole] == nullptr) return Damaged("its profile has no such level");
+  if (block.is_referenced) {
+    if (block.quality == Quality::kExact) return Damaged("exact, but coded against references");
+    if (state->differences == nullptr) {
+      return Damaged("coded against references, of which its profile knows nothing");
+    }
+    to.levels[kDifference] = state->differences->FindLevel(block.quality);
+  }
   const FrameBinding binding = ReadFrameBinding(block.body);
   if (binding.profile != state->id) {
     return absl::InvalidArgumentError(
@@ -89,6 +141,10 @@ absl::Status ResidualCodec::Decoder::Run::Open(Coded& to) const {
   for (std::uint32_t i = 0; i < geometry.layer_count() && block.quality == Quality::kExact; ++i) {
     to.raw_crcs.push_back(reader.Read<std::uint32_t>());
   }
+  ReferenceTable table;
+  if (block.is_referenced) {
+    KV_ASSIGN_OR_RETURN(table, ReferenceTable::Read(reader, geometry.block_tokens()));
+  }
   if (exact_count > geometry.block_tokens()) return Damaged("exact tokens");
   for (std::size_t i = 0; i < exact_count; ++i) {
     const auto token = reader.Read<std::uint16_t>();
@@ -107,6 +163,14 @@ absl::Status ResidualCodec::Decoder::Run::Open(Coded& to) const {
                                 (!to.exact.empty() && to.exact.front() == 0))) {
     return Damaged("no first token of the profile");
   }
+  for (const ReferenceRun& run : table.runs) {
+    const auto exact_token = std::lower_bound(to.exact.begin(), to.exact.end(), run.first_token);
+    if ((to.first_from_profile && run.first_token == 0) ||
+        (exact_token != to.exact.end() && *exact_token < run.first_token + run.token_count)) {
+      return Damaged("a token of a run comes from elsewhere too");
+    }
+  }
+  if (block.is_referenced) KV_RETURN_IF_ERROR(OpenReferences(table, to, digests));
   to.StartCoding();
   const std::size_t at = block.section_bytes[0] - reader.remaining_bytes();
   const auto entropy = block.body.subspan(at);
@@ -117,34 +181,68 @@ absl::Status ResidualCodec::Decoder::Run::Open(Coded& to) const {
 
 void ResidualCodec::Decoder::Run::DecodePlane() {
   const std::uint32_t plane = next_plane++;
-  std::vector<float> rows = state->Predict(plane, codes, coded);
+  const PlaneShape& shape = state->profile.planes[plane];
+  std::array<std::vector<float>, kWayCount> rows;
+  for (std::size_t way = 0; way < kWayCount; ++way) {
+    if (used[way]) rows[way] = StateOf(way).Predict(plane, codes[way], coded);
+  }
   if (exact) {
-    DecodeNumbers(plane, rows);
+    DecodeNumbers(plane, rows[kWhole]);
   } else {
     AddResidual(plane, rows);
   }
-  codes.Add(plane, state->profile.plane_profiles[plane], state->profile.planes[plane], rows);
-  if (!exact) WriteRows(plane, rows);
+  for (std::size_t way = 0; way < kWayCount; ++way) {
+    if (!used[way]) continue;
+    codes[way].Add(plane, StateOf(way).profile.plane_profiles[plane], shape, rows[way]);
+  }
+  if (exact) return;
+  rows[kWhole].resize(row_count * shape.components());
+  if (used[kDifference]) AddReferences(plane, rows[kDifference], rows[kWhole]);
+  WriteRows(plane, rows[kWhole]);
 }
 
-void ResidualCodec::Decoder::Run::AddResidual(std::uint32_t plane, std::vector<float>& rows) {
+void ResidualCodec::Decoder::Run::AddResidual(std::uint32_t plane,
+                                              std::array<std::vector<float>, kWayCount>& rows) {
   const std::size_t components = state->profile.planes[plane].components();
-  std::vector<float> values(rows.size());
+  std::array<std::vector<float>, kWayCount> values;
+  for (std::size_t way = 0; way < kWayCount; ++way) values[way].resize(rows[way].size());
   std::vector<float> coded_values;
   for (Coded& of_block : coded) {
-    const LevelPlane& coded_plane = of_block.level->planes[plane];
-    const ResidualPlane symbols = coded_plane.Symbols();
-    const ResidualTables tables = state->TablesOf(*of_block.level);
-    coded_values.resize(coded_plane.coded_count() * kLanes);
-    for (std::size_t group = 0; group < of_block.active.size(); ++group) {
-      Kernels().residual_decode(tables, symbols, of_block.active[group], &of_block.entropy,
-                                &of_block.carry[group], coded_values.data());
-      coded_plane.Scatter(coded_values.data(), of_block.level->step,
-                          values.data() + (of_block.first_row + group * kLanes) * components,
-                          components);
+    for (std::size_t group = 0; group < of_block.lanes[kWhole].active.size(); ++group) {
+      for (std::size_t way = 0; way < kWayCount; ++way) {
+        BatchedBlock::Lanes& lanes = of_block.lanes[way];
+        if (lanes.active[group] == 0) continue;
+        const PreparedLevel& level = *of_block.levels[way];
+        const LevelPlane& coded_plane = level.planes[plane];
+        coded_values.resize(coded_plane.coded_count() * kLanes);
+        Kernels().residual_decode(StateOf(way).TablesOf(level), coded_plane.Symbols(),
+                                  lanes.active[group], &of_block.entropy, &lanes.carry[group],
+                                  coded_values.data());
+        coded_plane.Scatter(coded_values.data(), level.step,
+                            values[way].data() + (of_block.first_row + group * kLanes) * components,
+                            components);
+      }
     }
   }
-  state->transforms[plane].AddResidual(values, rows);
+  for (std::size_t way = 0; way < kWayCount; ++way) {
+    if (used[way]) StateOf(way).transforms[plane].AddResidual(values[way], rows[way]);
+  }
+}
+
+void ResidualCodec::Decoder::Run::AddReferences(std::uint32_t plane,
+                                                const std::vector<float>& differences,
+                                                std::vector<float>& rows) const {
+  const std::size_t components = state->profile.planes[plane].components();
+  for (const Coded& of_block : coded) {
+    if (of_block.runs.empty()) continue;
+    state->ReadReferences(of_block, plane, state->RowsOf(of_block, plane, rows));
+    for (const ReferenceRun& run : of_block.runs) {
+      const std::size_t begin = (of_block.first_row + run.first_token) * components;
+      for (std::size_t i = begin; i < begin + run.token_count * components; ++i) {
+        rows[i] += differences[i];
+      }
+    }
+  }
 }
 
 void ResidualCodec::Decoder::Run::DecodeNumbers(std::uint32_t plane, std::vector<float>& rows) {
@@ -155,15 +253,16 @@ void ResidualCodec::Decoder::Run::DecodeNumbers(std::uint32_t plane, std::vector
   std::vector<std::uint32_t> numbers(components * kLanes);
   for (Coded& of_block : coded) {
     state->RotateRows(of_block, plane, rows);
-    const ResidualTables tables = state->TablesOf(*of_block.level);
-    for (std::size_t group = 0; group < of_block.active.size(); ++group) {
+    const ResidualTables tables = state->TablesOf(*of_block.levels[kWhole]);
+    for (std::size_t group = 0; group < of_block.lanes[kWhole].active.size(); ++group) {
       ToLanes(rows.data() + (of_block.first_row + group * kLanes) * components, components,
               predictions);
-      Kernels().predicted_decode(tables, *state->exact_format, cells, of_block.active[group],
-                                 &of_block.entropy, of_block.carry[group].shift, predictions.data(),
+      Kernels().predicted_decode(tables, *state->exact_format, cells,
+                                 of_block.lanes[kWhole].active[group], &of_block.entropy,
+                                 of_block.lanes[kWhole].carry[group].shift, predictions.data(),
                                  numbers.data());
       for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        if ((of_block.active[group] >> lane & 1) == 0) continue;
+        if ((of_block.lanes[kWhole].active[group] >> lane & 1) == 0) continue;
         for (std::size_t c = 0; c < components; ++c) {
           state->StoreNumber(of_block.block.raw, plane, group * kLanes + lane, c,
                              numbers[c * kLanes + lane]);
@@ -200,19 +299,25 @@ absl::StatusOr<ResidualCodec::Decoder> ResidualCodec::Decoder::Start(
     const ResidualCodec& codec, std::span<const BlockToDecode> blocks) {
   const State& state = *codec.state_;
   const std::size_t rows_of_block = GroupsOf(state.geometry.block_tokens()) * kLanes;
-  auto run = std::unique_ptr<Run>(
-      new Run{.state = &state,
-              .coded = {},
-              .row_count = blocks.size() * rows_of_block,
-              .codes = RestoredCodes(state.profile.planes.size(), blocks.size() * rows_of_block)});
+  auto run = std::unique_ptr<Run>(new Run{
+      .state = &state,
+      .coded = {},
+      .row_count = blocks.size() * rows_of_block,
+      .codes = {kWayCount,
+                RestoredCodes(state.profile.planes.size(), blocks.size() * rows_of_block)}});
   run->exact = !blocks.empty() && blocks[0].quality == Quality::kExact;
+  run->used[kWhole] = run->exact;
   run->coded.resize(blocks.size());
+  KvDigests digests;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     run->coded[i].block = blocks[i];
     run->coded[i].tokens = blocks[i].tokens;
     run->coded[i].first_row = i * rows_of_block;
     KV_CHECK((blocks[i].quality == Quality::kExact) == run->exact);
-    KV_RETURN_IF_ERROR(run->Open(run->coded[i]));
+    KV_RETURN_IF_ERROR(run->Open(run->coded[i], digests));
+    for (std::size_t way = 0; way < kWayCount; ++way) {
+      run->used[way] |= run->coded[i].lanes[way].any;
+    }
   }
   return Decoder(std::move(run));
 }

@@ -14,8 +14,10 @@
 #include "storage/codec/plane_transform.h"
 #include "storage/codec/predictor_fit.h"
 #include "storage/codec/profile_header.h"
+#include "storage/codec/residual_codec.h"
 #include "storage/codec/residual_entropy.h"
 #include "storage/codec/residual_level.h"
+#include "storage/codec/shared_runs.h"
 #include "storage/codec/symbol_fit.h"
 #include "storage/codec/token_table_fit.h"
 
@@ -34,6 +36,9 @@ class Fit {
       : spec_(spec), samples_(samples), material_(material), options_(options) {}
 
   absl::StatusOr<ResidualProfile> Run();
+  // The same of what tokens of these runs differ by from others.
+  absl::StatusOr<ResidualProfile> RunOfDifferences(const ResidualProfile& whole,
+                                                   std::span<const FitRows::ReferencedRun> runs);
 
  private:
   absl::Status CheckOptions() const;
@@ -52,6 +57,7 @@ class Fit {
   // What predictions miss, [row][component]; 0 in rows that do not count.
   std::vector<float> Residual(std::span<const float> rows, std::span<const float> predicted) const;
   void FitScales(std::uint32_t plane, std::size_t level, const std::vector<float>& values);
+  void FitLevels();
   void FitCells();
   void Report(std::string_view what, double share_of_step);
 
@@ -64,6 +70,7 @@ class Fit {
   std::optional<FitRows> rows_;
   std::vector<std::vector<std::vector<std::int32_t>>> exponents_;  // [level][plane]
   std::vector<ResidualCarry> carry_;                               // [group]
+  std::vector<double> variances_;  // [plane] without metrics, of differences; else those that are
   double done_ = 0;
   double total_ = 1;
   double reported_ = 0;
@@ -360,7 +367,8 @@ void Fit::Pass(std::size_t level, bool fit, SymbolFit& symbols) {
     if (fit) {
       const std::span<const float> metric =
           material_.metrics.empty() ? std::span<const float>() : material_.metrics[plane];
-      FitBasis(residual, rows_->counted(), metric, options_.metric_shrinkage, of);
+      FitBasis(residual, rows_->counted(), metric, options_.metric_shrinkage, of,
+               variances_.empty() ? 0 : variances_[plane]);
       transform.emplace(profile_, plane);
     }
     std::vector<float> values(rows.size());
@@ -411,6 +419,31 @@ absl::StatusOr<ResidualProfile> Fit::Run() {
   FitFirstToken();
   ComputeExponents();
   done_ = 1;
+  FitLevels();
+  FitCells();
+  ++done_;
+  Report("done", 0);
+  KV_RETURN_IF_ERROR(profile_.CheckConsistency());
+  return std::move(profile_);
+}
+
+absl::StatusOr<ResidualProfile> Fit::RunOfDifferences(
+    const ResidualProfile& whole, std::span<const FitRows::ReferencedRun> runs) {
+  KV_RETURN_IF_ERROR(Open());
+  ComputeExponents();
+  profile_.importance = {};
+  rows_->TakeDifferences(runs);
+  // Steps are in units of the same size.
+  for (const PlaneProfile& plane : whole.plane_profiles) {
+    variances_.push_back(VarianceOfBasis(plane));
+  }
+  FitLevels();
+  KV_RETURN_IF_ERROR(profile_.CheckConsistency());
+  return std::move(profile_);
+}
+
+void Fit::FitLevels() {
+  const std::size_t level_count = options_.levels.size();
   for (int round = 0; round < options_.rounds; ++round) {
     SymbolFit symbols(profile_);
     if (round == 0) {
@@ -425,20 +458,142 @@ absl::StatusOr<ResidualProfile> Fit::Run() {
     }
     symbols.SetTables(profile_);
   }
-  FitCells();
-  ++done_;
-  Report("done", 0);
-  KV_RETURN_IF_ERROR(profile_.CheckConsistency());
-  return std::move(profile_);
+}
+
+// Raw KV of a text as its blocks are restored at a level, its last part as it is.
+absl::StatusOr<std::vector<std::byte>> Restored(const ResidualCodec& codec, const ModelSpec& spec,
+                                                const KvSample& sample, Quality quality) {
+  const KvGeometry of_block(spec);
+  ModelSpec as_block = spec;
+  as_block.block_tokens = static_cast<std::uint32_t>(sample.tokens.size());
+  const KvGeometry of_text(as_block);
+  const std::size_t block_tokens = spec.block_tokens;
+  const std::size_t block_count = sample.tokens.size() / block_tokens;
+  std::vector<std::byte> text(sample.raw.begin(), sample.raw.end());
+  // copy(bytes of the text, bytes of the block)
+  const auto for_each_piece = [&](std::size_t block, std::span<std::byte> raw, auto copy) {
+    for (std::uint32_t layer = 0; layer < of_block.layer_count(); ++layer) {
+      for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
+        const std::size_t bytes = of_block.kind_bytes(layer, kind);
+        copy(std::span(text).subspan(of_text.kind_begin(layer, kind) + block * bytes, bytes),
+             raw.subspan(of_block.kind_begin(layer, kind), bytes));
+      }
+    }
+  };
+  std::vector<std::vector<std::byte>> raw(block_count,
+                                          std::vector<std::byte>(of_block.raw_block_bytes()));
+  std::vector<BlockToEncode> to_encode;
+  for (std::size_t b = 0; b < block_count; ++b) {
+    for_each_piece(b, raw[b], [](std::span<std::byte> of_text_bytes, std::span<std::byte> to) {
+      std::copy(of_text_bytes.begin(), of_text_bytes.end(), to.begin());
+    });
+    to_encode.push_back({.first_position = static_cast<std::uint32_t>(b * block_tokens),
+                         .session_tokens = static_cast<std::uint32_t>(sample.tokens.size()),
+                         .tokens = sample.tokens.subspan(b * block_tokens, block_tokens),
+                         .raw = raw[b]});
+  }
+  KV_ASSIGN_OR_RETURN(const std::vector<EncodedBlock> encoded, codec.Encode(to_encode, quality));
+  std::vector<BlockToDecode> to_decode;
+  for (std::size_t b = 0; b < block_count; ++b) {
+    if (encoded[b].body.empty()) continue;  // it is kept as it is
+    to_decode.push_back({.body = encoded[b].body,
+                         .section_bytes = encoded[b].section_bytes,
+                         .quality = quality,
+                         .tokens = to_encode[b].tokens,
+                         .raw = raw[b]});
+  }
+  KV_RETURN_IF_ERROR(codec.Decode(to_decode));
+  for (std::size_t b = 0; b < block_count; ++b) {
+    for_each_piece(b, raw[b], [](std::span<std::byte> of_text_bytes, std::span<std::byte> from) {
+      std::copy(from.begin(), from.end(), of_text_bytes.begin());
+    });
+  }
+  return text;
 }
 
 }  // namespace
+
+absl::Status FitDifferences(const ModelSpec& spec, std::span<const KvSample> samples,
+                            const FitMaterial& material, const ResidualFitOptions& options,
+                            ResidualProfile& profile) {
+  const DifferenceFitOptions& of = options.differences;
+  KV_RETURN_IF_ERROR(CheckSamples(spec, samples));
+  if (profile.planes != PlanesOf(spec)) {
+    return absl::InvalidArgumentError("fit: profile: layers differ from those of the model");
+  }
+  if (of.run_tokens_min == 0) return absl::InvalidArgumentError("fit: run_tokens_min is 0");
+  if (!(of.step_factor > 0 && of.near_exact_step_factor > 0)) {
+    return absl::InvalidArgumentError("fit: step_factor must be above 0");
+  }
+  profile.differences.clear();
+  std::vector<std::span<const TokenId>> texts;
+  for (const KvSample& sample : samples) texts.push_back(sample.tokens);
+  const std::vector<SharedRun> shared = FindSharedRuns(texts, of.run_tokens_min);
+  std::size_t tokens = 0;
+  for (const SharedRun& run : shared) tokens += run.token_count;
+  if (of.tokens_min == 0 || tokens < std::max<std::size_t>(of.tokens_min, 64)) {
+    return absl::OkStatus();
+  }
+
+  const auto finest = std::min_element(
+      profile.levels.begin(), profile.levels.end(),
+      [](const ResidualLevel& a, const ResidualLevel& b) { return a.step < b.step; });
+  ModelSpec in_blocks = spec;
+  in_blocks.block_tokens = kLanes;
+  KV_ASSIGN_OR_RETURN(const auto codec, ResidualCodec::Create(in_blocks, ProfileId{}, profile));
+  std::map<std::size_t, std::size_t> members;              // text -> among those that are coded
+  std::map<std::size_t, std::vector<std::byte>> restored;  // text -> its KV
+  std::vector<KvSample> to_code;
+  std::vector<FitRows::ReferencedRun> runs;
+  for (const SharedRun& run : shared) {
+    const auto [member, is_new] = members.try_emplace(run.text, to_code.size());
+    if (is_new) to_code.push_back(samples[run.text]);
+    std::vector<std::byte>& raw = restored[run.earlier_text];
+    if (raw.empty()) {
+      KV_ASSIGN_OR_RETURN(raw,
+                          Restored(*codec, in_blocks, samples[run.earlier_text], finest->quality));
+    }
+    runs.push_back({.sample = member->second,
+                    .first_token = run.first_token,
+                    .token_count = run.token_count,
+                    .reference = {.tokens = samples[run.earlier_text].tokens, .raw = raw},
+                    .offset = run.offset});
+  }
+
+  FitMaterial of_differences = material;
+  if (of.importance_strength == 0) {
+    of_differences.group_count = 0;
+    of_differences.importance = {};
+  }
+  ResidualFitOptions inner = options;
+  inner.inputs = of.inputs;
+  inner.levels = profile.levels;
+  inner.rounds = of.rounds;
+  inner.energy_prior = of.energy_prior;
+  inner.energy_carried = of.energy_carried;
+  inner.table_tokens_max = 0;
+  inner.vocabulary = {};
+  inner.progress = nullptr;
+  for (ResidualLevel& level : inner.levels) {
+    level.step *= level.quality == Quality::kNearExact ? of.near_exact_step_factor : of.step_factor;
+    level.rate_weight = of.rate_weight;
+    level.importance_strength = of.importance_strength;
+    level.bits_per_component = level.mean_kl = level.kl_p99 = 0;
+  }
+  inner.fitted_level = std::min(inner.fitted_level, inner.levels.size() - 1);
+  KV_ASSIGN_OR_RETURN(ResidualProfile fitted,
+                      Fit(spec, to_code, of_differences, inner).RunOfDifferences(profile, runs));
+  profile.differences.push_back(std::move(fitted));
+  return profile.CheckConsistency();
+}
 
 absl::StatusOr<ResidualProfile> FitResidualProfile(const ModelSpec& spec,
                                                    std::span<const KvSample> samples,
                                                    const FitMaterial& material,
                                                    const ResidualFitOptions& options) {
-  return Fit(spec, samples, material, options).Run();
+  KV_ASSIGN_OR_RETURN(ResidualProfile profile, Fit(spec, samples, material, options).Run());
+  KV_RETURN_IF_ERROR(FitDifferences(spec, samples, material, options, profile));
+  return profile;
 }
 
 }  // namespace kvtrie

@@ -15,6 +15,28 @@
 
 namespace kvtrie {
 
+// How differences to references are fitted.
+struct DifferenceFitOptions {
+  // Texts share a run of so many tokens behind another prefix: one is coded against the other.
+  std::size_t run_tokens_min = 32;
+  // With fewer such tokens, the profile says nothing of differences. 0: it never does.
+  std::size_t tokens_min = 2000;
+  std::vector<PredictorInput> inputs = {PredictorInput::kLayerBelow, PredictorInput::kSameLayerK};
+  // On the steps of levels. Most of what is coded is small beside them, and stays off by no more
+  // than it is: at 4, what was measured at high led the model astray no further than a block that
+  // is coded alone (QUALITY.md). At 1 a level keeps what it promises whatever differs, and near
+  // exact was not measured otherwise.
+  float step_factor = 4;
+  float near_exact_step_factor = 1;
+  float rate_weight = 0.08f;
+  // 0: differences have no step exponents, which take bits.
+  float importance_strength = 0;
+  int rounds = 2;
+  // As those of ResidualFitOptions. Values are few, and a token is like itself in all planes.
+  std::uint16_t energy_prior = 2 * 16;
+  double energy_carried = 0.8;
+};
+
 struct ResidualFitOptions {
   // Inputs that a layer has; those that it lacks are left out.
   std::vector<PredictorInput> inputs = {PredictorInput::kLayerBelow, PredictorInput::kTwoBelow,
@@ -33,6 +55,7 @@ struct ResidualFitOptions {
   // with.
   std::uint16_t energy_prior = 6 * 16;
   double energy_carried = 0.5;
+  DifferenceFitOptions differences;
   // At each hundredth of the work, and when all is done; may be empty.
   std::function<void(double done_share, std::string_view what)> progress;
 };
@@ -45,5 +68,13 @@ absl::StatusOr<ResidualProfile> FitResidualProfile(const ModelSpec& spec,
                                                    std::span<const KvSample> samples,
                                                    const FitMaterial& material,
                                                    const ResidualFitOptions& options);
+
+// Fits what a profile says of differences to runs that samples share: to what a reference leaves
+// that was restored at the finest level. Removes it where they share too few tokens. The other
+// parts of the profile stay; of `options`, levels and vocabulary do not matter.
+// Errors: as above.
+absl::Status FitDifferences(const ModelSpec& spec, std::span<const KvSample> samples,
+                            const FitMaterial& material, const ResidualFitOptions& options,
+                            ResidualProfile& profile);
 
 }  // namespace kvtrie

@@ -25,6 +25,12 @@ constexpr std::uint32_t kHeadsMax = 1024;
 constexpr std::uint32_t kComponentsMax = 65'536;
 constexpr std::size_t kTableTokensMax = std::size_t{1} << 20;
 constexpr std::uint32_t kExponentTablesMax = kRansTablesMax - kScaleClasses;
+constexpr std::uint8_t kDifferencesFollow = 1;
+
+class BodyWriter;
+class BodyReader;
+template <typename Archive, typename Profile>
+void Fields(Archive& archive, Profile& profile);
 
 class BodyWriter {
  public:
@@ -41,6 +47,12 @@ class BodyWriter {
   void Array(const std::vector<T>& items, std::size_t count) {
     KV_CHECK(items.size() == count);
     writer_.WriteText({reinterpret_cast<const char*>(items.data()), count * sizeof(T)});
+  }
+  void Differences(const std::vector<ResidualProfile>& differences) {
+    for (const ResidualProfile& profile : differences) {
+      writer_.Write(kDifferencesFollow);
+      Fields(*this, profile);
+    }
   }
   bool ok() const { return true; }
   std::string Take() { return writer_.Take(); }
@@ -80,12 +92,21 @@ class BodyReader {
     if (count > 0)
       std::memcpy(items.data(), reader_.ReadBytes(count * sizeof(T)).data(), count * sizeof(T));
   }
+  // They are all that may follow, and have none of their own.
+  void Differences(std::vector<ResidualProfile>& differences) {
+    if (!ok() || reader_.remaining_bytes() == 0) return;
+    ok_ = !in_differences_ && reader_.Read<std::uint8_t>() == kDifferencesFollow;
+    if (!ok_) return;
+    in_differences_ = true;
+    Fields(*this, differences.emplace_back());
+  }
   bool ok() const { return ok_ && reader_.ok(); }
   bool Done() const { return ok_ && reader_.Done(); }
 
  private:
   ByteReader reader_;
   bool ok_ = true;
+  bool in_differences_ = false;
 };
 
 std::size_t InputComponents(const ResidualProfile& profile, std::uint32_t plane) {
@@ -193,6 +214,7 @@ void Fields(Archive& archive, Profile& profile) {
   archive.Array(importance.query_factors, sizes.query_factors);
   archive.Array(importance.normalizers, sizes.normalizers);
   archive.Array(importance.weights, sizes.weights);
+  archive.Differences(profile.differences);
 }
 
 absl::Status Bad(absl::string_view what) {
@@ -209,6 +231,24 @@ bool AllFinite(const std::vector<float>& values) {
 bool AllPositive(const std::vector<float>& values) {
   return std::all_of(values.begin(), values.end(),
                      [](float value) { return std::isfinite(value) && value > 0; });
+}
+
+// What a profile of differences may not have, or has to have as the whole's.
+absl::Status CheckDifferences(const ResidualProfile& whole, const ResidualProfile& of) {
+  if (of.planes != whole.planes) return Bad("differences: planes");
+  if (of.group_count != 0 && of.group_count != whole.group_count) {
+    return Bad("differences: exponent groups");
+  }
+  if (!std::equal(
+          of.levels.begin(), of.levels.end(), whole.levels.begin(), whole.levels.end(),
+          [](const ResidualLevel& a, const ResidualLevel& b) { return a.quality == b.quality; })) {
+    return Bad("differences: levels");
+  }
+  if (!of.table_tokens.empty()) return Bad("differences: token table");
+  if (of.has_first_token) return Bad("differences: first token");
+  if (of.importance.query_heads > 0) return Bad("differences: importance");
+  if (!of.differences.empty()) return Bad("differences of differences");
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -361,7 +401,12 @@ absl::Status ResidualProfile::CheckConsistency() const {
   if (absl::Status status = CheckImportance(planes, group_count, importance); !status.ok()) {
     return Bad(status.message());
   }
-  return absl::OkStatus();
+  if (differences.empty()) return absl::OkStatus();
+  if (differences.size() > 1) return Bad("differences twice");
+  if (absl::Status status = differences[0].CheckConsistency(); !status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(status.message(), " (of differences)"));
+  }
+  return CheckDifferences(*this, differences[0]);
 }
 
 std::string ResidualProfile::EncodeBody() const {

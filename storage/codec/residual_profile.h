@@ -121,6 +121,12 @@ struct ResidualProfile {
 
   ImportanceModel importance;
 
+  // How differences to references are coded, or nothing: a profile whose rows are not K and V but
+  // what they differ by from the reference's. It has these planes and qualities, no token table, no
+  // first token, no importance model and no differences of its own; its group_count is 0, or this
+  // one's.
+  std::vector<ResidualProfile> differences;  // one at most
+
   // The body of a profile's bytes, behind the header (profile_header.h).
   // REQUIRES: CheckConsistency() is OK.
   std::string EncodeBody() const;

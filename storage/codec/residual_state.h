@@ -1,7 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -12,6 +15,7 @@
 #include "storage/codec/predicted_entropy.h"
 #include "storage/codec/rans.h"
 #include "storage/codec/raw_kv.h"
+#include "storage/codec/reference_table.h"
 #include "storage/codec/residual_codec.h"
 #include "storage/codec/residual_entropy.h"
 #include "storage/codec/residual_level.h"
@@ -21,8 +25,8 @@ namespace kvtrie {
 
 // Of a body (RESIDUAL.md), behind the prologue that all coded bodies share: u8 flags, u8 zero, u16
 // tokens kept exact, u16 sections; then for each section u16 layers that are complete with it; of
-// an exact frame the CRC-32C of the raw KV of each layer; then the exact tokens, u16 each; their
-// raw bytes; the entropy-coded rest.
+// an exact frame the CRC-32C of the raw KV of each layer, of a referenced one its ReferenceTable;
+// then the exact tokens, u16 each; their raw bytes; the entropy-coded rest.
 inline constexpr std::uint8_t kFirstTokenFromProfile = 1;
 
 // One level of a profile, ready to code.
@@ -34,18 +38,31 @@ struct PreparedLevel {
   std::vector<LevelPlane> planes;
 };
 
+// How the rows of a token are coded: as they are, or as what they differ by from its reference's.
+// Each way has its own part of the profile.
+enum Way : std::size_t { kWhole = 0, kDifference = 1, kWayCount = 2 };
+
 // A block among those that are coded together, for either direction.
 struct BatchedBlock {
+  // What codes its tokens in one of the ways.
+  struct Lanes {
+    std::vector<LaneMask> active;      // [group] lanes that are coded
+    std::vector<ResidualCarry> carry;  // [group]
+    bool any = false;
+  };
+
   std::span<const TokenId> tokens;
   RopeAngles angles;
   std::size_t first_row = 0;         // in rows of the batch
   std::vector<std::uint16_t> exact;  // tokens that are kept as they are, ascending
   bool first_from_profile = false;   // the first token's KV is the profile's
-  std::vector<LaneMask> active;      // [group] lanes that are coded
-  std::vector<ResidualCarry> carry;  // [group]
+  std::span<const ReferenceBlock> references;
+  std::vector<ReferenceRun> runs;  // of tokens that are coded as differences
+  std::vector<RopeAngles> reference_angles;
+  std::array<Lanes, kWayCount> lanes;
 
-  // Sets the last two for the first plane. Lanes beyond the block's tokens, and those of tokens
-  // that come from elsewhere, code nothing.
+  // Sets the lanes for the first plane. Those beyond the block's tokens, and those of tokens that
+  // come from elsewhere, code nothing.
   void StartCoding();
 };
 
@@ -63,6 +80,11 @@ struct ResidualCodec::State {
   // Rows of a plane are those of a whole batch, [row][component]; these are one block's.
   std::span<float> RowsOf(const BatchedBlock& block, std::uint32_t plane,
                           std::vector<float>& rows) const;
+  // Those of the references of a block's runs, [token of the block][component]; the other rows of
+  // the block stay as they are.
+  void ReadReferences(const BatchedBlock& block, std::uint32_t plane,
+                      std::span<float> block_rows) const;
+
   // What is known of a plane's rows before they are coded: planes below say it, and of layer 0 the
   // tokens.
   template <typename Block>  // a BatchedBlock
@@ -99,7 +121,23 @@ struct ResidualCodec::State {
   std::vector<PlaneTransform> transforms;  // [plane]
   std::vector<PreparedLevel> levels;
   std::optional<ImportanceEstimator> importance;
+  std::unique_ptr<State> differences;  // of the profile's, if it has them
 };
+
+// Digests of references' raw KV, each made once: a reference serves several blocks.
+class KvDigests {
+ public:
+  const KvDigest& Of(std::span<const std::byte> raw);
+
+ private:
+  std::map<const std::byte*, KvDigest> digests_;  // by where it lies
+};
+
+// InvalidArgument unless the tokens of the runs are those of their references.
+// REQUIRES: runs within both blocks.
+absl::Status CheckSharedTokens(std::span<const TokenId> tokens,
+                               std::span<const ReferenceBlock> references,
+                               std::span<const ReferenceRun> runs);
 
 // Rows of a block in groups of 16 tokens.
 inline std::size_t GroupsOf(std::size_t tokens) { return (tokens + kLanes - 1) / kLanes; }

@@ -68,7 +68,8 @@ Engine::Core::Core(const EngineOptions& options, Clock& clock,
       put_budget_(options.put_memory_bytes),
       codec_(std::move(codec)),
       tier_(options.memory_tier_bytes),
-      index_(options.token_cache_bytes) {}
+      index_(options.token_cache_bytes),
+      groups_(index_, options.group_threshold_bits) {}
 
 Engine::Core::~Core() {
   // Opening failed: nothing is under way, and the payload store may not take frees yet.
@@ -139,6 +140,7 @@ absl::StatusOr<ModelInfo> Engine::Core::RegisterModel(TenantId tenant, const Mod
   const auto slot = index_.AddModel(tenant, id, spec.block_tokens);
   if (!slot) return absl::ResourceExhaustedError("spec: this server has no room for more models");
   models_[*slot] = std::make_shared<const RegisteredModel>(spec);
+  retention_.SetModel(*slot, spec);
   return DescribeModel(*slot);
 }
 
@@ -189,6 +191,9 @@ std::optional<absl::StatusOr<LookupResult>> Engine::TryLookup(TenantId tenant,
 }
 absl::StatusOr<LookupResult> Engine::Lookup(TenantId tenant, const LookupQuery& query) {
   return *core_->Lookup(tenant, query, /*may_block=*/true);
+}
+absl::StatusOr<SimilarResult> Engine::Similar(TenantId tenant, const SimilarRequest& request) {
+  return core_->Similar(tenant, request);
 }
 void Engine::ReleaseLease(TenantId tenant, const LeaseId& lease) {
   core_->ReleaseLease(tenant, lease);
@@ -271,6 +276,18 @@ absl::StatusOr<std::vector<NodeInfo>> Engine::ListChildren(TenantId tenant, cons
 absl::StatusOr<std::vector<NodeInfo>> Engine::DescribePath(TenantId tenant,
                                                            const Selection& selection) {
   return core_->DescribePath(tenant, selection);
+}
+absl::StatusOr<std::optional<TrieNodeId>> Engine::GroupOf(TenantId tenant,
+                                                          const TrieNodeId& node) const {
+  return core_->GroupOf(tenant, node);
+}
+absl::StatusOr<GroupPage> Engine::ListGroups(TenantId tenant, const TrieNodeId& after,
+                                             std::size_t count) const {
+  return core_->ListGroups(tenant, after, count);
+}
+absl::StatusOr<GroupDescription> Engine::DescribeGroup(TenantId tenant, const TrieNodeId& id,
+                                                       std::size_t branches_max) const {
+  return core_->DescribeGroup(tenant, id, branches_max);
 }
 EngineStats Engine::Stats() const { return core_->Stats(); }
 const RecoveryReport& Engine::recovery() const { return core_->recovery_; }

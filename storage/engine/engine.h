@@ -24,6 +24,7 @@
 #include "storage/engine/event_log.h"
 #include "storage/engine/profile_store.h"
 #include "storage/engine/put_session.h"
+#include "storage/engine/similar_result.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/model_spec.h"
 #include "storage/kv/path.h"
@@ -67,11 +68,12 @@ struct LookupResult {
   std::chrono::milliseconds lease_granted{0};
   std::uint64_t fetch_bytes = 0;
   Quality quality = Quality::kExact;
+  TrieNodeId group;  // session group of the match with the first model; empty = none
 };
 
 // How a frame is to be read.
 enum class ReadAs {
-  kFrame,  // as it is stored
+  kFrame,  // as it is stored, if it says all by itself; else as a raw one
   kRaw,    // a raw frame, decoded where it is stored otherwise
 };
 
@@ -84,9 +86,14 @@ struct StoredFrame {
   PayloadLocation at;
   std::uint64_t raw_frame_bytes = 0;  // of this block's raw frame
 
+  // Whether the bytes on the disk are not what is read. A frame that was coded against others is of
+  // no use without them, so that readers of frames get it as a raw one.
+  bool needs_decoding(ReadAs as) const {
+    return codec == CodecId::kReferenced || (as == ReadAs::kRaw && codec != CodecId::kRaw);
+  }
   // What it takes of memory once it is read.
   std::uint64_t loaded_bytes(ReadAs as) const {
-    return as == ReadAs::kRaw && codec != CodecId::kRaw ? raw_frame_bytes : at.record_bytes;
+    return needs_decoding(as) ? raw_frame_bytes : at.record_bytes;
   }
 };
 
@@ -154,10 +161,54 @@ struct NodeInfo {
   std::int64_t expires_unix_seconds = 0;
   std::uint32_t priority = 0;
   double surprisal_bits = 0;
+  bool surprisal_estimated = false;  // clients did not say all of it
   bool pinned = false;
   bool leased = false;
   std::uint32_t child_count = 0;
   std::uint32_t extra_key_bytes = 0;
+};
+
+// A session group (storage/group/session_groups.h), named by its cut node.
+struct GroupInfo {
+  TrieNodeId id;
+  ModelId model;
+  std::uint64_t sessions = 0;
+  std::uint32_t shared_blocks = 0;  // prefix of all members
+  double shared_bits = 0;
+  bool shared_bits_estimated = false;  // clients did not say all of it
+  TrieNodeId shared_end;               // last block of that prefix
+  // Of the members' paths from their first block on: blocks above the cut node count for each
+  // group.
+  std::uint64_t blocks = 0;
+  std::uint64_t stored_bytes = 0;
+  std::uint64_t saved_bytes = 0;  // if each member stored its own path, so much more would be taken
+  TrieNodeId centroid_end;        // last block of the most probable path
+  std::uint32_t centroid_blocks = 0;
+};
+
+struct GroupPage {
+  std::vector<GroupInfo> groups;
+  TrieNodeId next;  // where the next page goes on; empty: this was the last
+};
+
+// Blocks in a row that the same sessions pass.
+struct GroupBranchInfo {
+  std::int32_t parent = -1;  // place of the branch that it hangs on; -1: the shared prefix
+  TrieNodeId first;
+  TrieNodeId last;
+  std::uint32_t blocks = 0;
+  double surprisal_bits = 0;
+  bool surprisal_estimated = false;
+  std::uint64_t stored_bytes = 0;
+  std::uint64_t sessions = 0;
+  double probability = 1;  // that traffic takes it where it branches off
+  bool on_centroid = false;
+};
+
+struct GroupDescription {
+  GroupInfo group;
+  std::vector<GroupBranchInfo> branches;  // parents first
+  bool is_all = true;                     // there are no more branches
 };
 
 struct RecoveryReport {
@@ -222,6 +273,9 @@ class Engine {
   std::optional<absl::StatusOr<LookupResult>> TryLookup(TenantId tenant, const LookupQuery& query);
   absl::StatusOr<LookupResult> Lookup(TenantId tenant, const LookupQuery& query);
   void ReleaseLease(TenantId tenant, const LeaseId& lease);
+
+  // The stored sessions that have most in common with a text, nearest first. May block.
+  absl::StatusOr<SimilarResult> Similar(TenantId tenant, const SimilarRequest& request);
 
   // The smallest frame of at least `min_quality` for each block, nullopt where there is none; of
   // those that can be read as is wished, if there are any. In order. TryFindFrames gives nullopt
@@ -297,6 +351,19 @@ class Engine {
   // What a selection of one path means (a node, a prefix, a session) and all above it, first block
   // first. May block.
   absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const Selection& selection);
+
+  // The group that the sessions of a node belong to; nullopt: none. NotFound: there is no such
+  // node.
+  absl::StatusOr<std::optional<TrieNodeId>> GroupOf(TenantId tenant, const TrieNodeId& node) const;
+  // Groups from `after` (exclusive; empty: from the first) on, at most `count`, in an order that
+  // stands while the store is open. NotFound: the node of `after` is gone. Looks at all blocks of
+  // each group.
+  absl::StatusOr<GroupPage> ListGroups(TenantId tenant, const TrieNodeId& after,
+                                       std::size_t count) const;
+  // With at most `branches_max` (at least 1) branches, those that most sessions pass. NotFound: it
+  // is no group, or no more.
+  absl::StatusOr<GroupDescription> DescribeGroup(TenantId tenant, const TrieNodeId& id,
+                                                 std::size_t branches_max) const;
 
   EngineStats Stats() const;
   const RecoveryReport& recovery() const;

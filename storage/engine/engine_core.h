@@ -19,16 +19,22 @@
 #include "absl/synchronization/mutex.h"
 #include "storage/base/byte_budget.h"
 #include "storage/base/log_limiter.h"
+#include "storage/codec/reference_table.h"
 #include "storage/engine/engine.h"
 #include "storage/engine/event_log.h"
 #include "storage/engine/frame_census.h"
 #include "storage/engine/hold_table.h"
 #include "storage/engine/memory_tier.h"
+#include "storage/engine/reference_counts.h"
+#include "storage/engine/retention_policy.h"
 #include "storage/engine/work_pool.h"
+#include "storage/group/session_groups.h"
 #include "storage/meta/meta_store.h"
 #include "storage/meta/node_row.h"
 #include "storage/payload/payload_store.h"
 #include "storage/trie/path_hash.h"
+#include "storage/trie/run_index.h"
+#include "storage/trie/session_ends.h"
 #include "storage/trie/trie_index.h"
 
 namespace kvtrie {
@@ -60,7 +66,9 @@ struct EngineCounters {
       deleted_blocks{0}, refused_full{0};
   Counter decoded_blocks{0}, undecoded_blocks{0}, decode_errors{0}, undecodable_frames{0};
   std::atomic<std::int64_t> decode_nanoseconds{0};
+  Counter similar_queries{0}, similar_cut_short{0};
   Counter token_cache_misses{0}, syncs{0}, sync_errors{0};
+  Counter detached_blocks{0}, lost_members{0};
   Counter recoded_blocks{0}, recoded_raw_bytes{0}, recoded_bytes{0}, recode_failed_blocks{0};
   std::atomic<std::int64_t> recode_nanoseconds{0};
 };
@@ -88,6 +96,7 @@ class TriePutSession;
 //   engine_lookup.cc    walks and lookups
 //   engine_paths.cc     what is done to a path: touch, pins, retention
 //   engine_describe.cc  what nodes and the store are like
+//   engine_groups.cc    session groups, and where named sessions end
 //   engine_read.cc      finding, reading and decoding frames
 //   engine_put.cc       puts: sessions and writing
 //   engine_publish.cc   puts: rows and index
@@ -96,6 +105,7 @@ class TriePutSession;
 //   engine_eviction.cc  choosing what goes
 //   engine_removal.cc   unlinking: deletes, ends of time, damage
 //   engine_recode.cc    coded frames in the background
+//   engine_references.cc  frames that were coded against others
 //   engine_sync.cc      syncing, freeing, maintenance
 //   engine_recovery.cc  opening
 //   engine_verify.cc    the whole-structure check
@@ -141,6 +151,12 @@ class Engine::Core {
   absl::StatusOr<std::vector<NodeInfo>> DescribePath(TenantId tenant, const Selection& selection);
   EngineStats Stats();
 
+  // --- engine_groups.cc ---
+  absl::StatusOr<std::optional<TrieNodeId>> GroupOf(TenantId tenant, const TrieNodeId& node);
+  absl::StatusOr<GroupPage> ListGroups(TenantId tenant, const TrieNodeId& after, std::size_t count);
+  absl::StatusOr<GroupDescription> DescribeGroup(TenantId tenant, const TrieNodeId& id,
+                                                 std::size_t branches_max);
+
   // --- engine_read.cc ---
   using FoundFrames = Engine::FoundFrames;
   // nullopt only when `may_block` is false.
@@ -153,6 +169,9 @@ class Engine::Core {
                                                Quality min_quality, ReadAs as);
   std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame, ReadAs as);
   void ReadFrames(std::span<const StoredFrame> frames, ReadAs as, OnFrameRead on_read);
+
+  // --- engine_similar.cc ---
+  absl::StatusOr<SimilarResult> Similar(TenantId tenant, const SimilarRequest& request);
 
   // --- engine_profiles.cc ---
   absl::StatusOr<std::unique_ptr<ProfileUpload>> BeginProfile(TenantId tenant,
@@ -252,6 +271,33 @@ class Engine::Core {
                               const std::vector<std::uint32_t>& unverified, TenantId tenant,
                               const HashedPath& path);
 
+  // engine_similar.cc
+  // As in RunQuery.
+  std::uint64_t TextSpaceOf(TenantId tenant, const ModelId& model, std::string_view salt) const {
+    return hasher_->Root(tenant, model, salt);
+  }
+  // Reads tokens of nodes that are in no memory.
+  void CacheTokensOf(TenantId tenant, std::span<const std::pair<NodeRef, TrieNodeId>> nodes);
+  void NameSessions(TenantId tenant, std::span<const std::pair<std::string, TrieNodeId>> sessions);
+  // engine_groups.cc
+  // Named sessions and where their rows are about to say that they end; empty: nowhere.
+  using NamedEnds = absl::flat_hash_map<std::pair<TenantId, std::string>, TrieNodeId>;
+  struct SessionMove {
+    TenantId tenant;
+    TrieNodeId from;  // empty: the session is new
+    TrieNodeId to;
+  };
+  // Reads the rows as they are: call it before they are written.
+  std::vector<SessionMove> FindMoves(const NamedEnds& ends)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // Call it after they were written.
+  void MoveSessions(const std::vector<SessionMove>& moves)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
+  // The group of the first `matched` nodes of a path; empty: none.
+  TrieNodeId GroupOfPath(const std::vector<std::pair<NodeRef, TrieNodeId>>& nodes,
+                         std::size_t matched) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  void LoadSessions();
+
   // engine_paths.cc
   // The nodes that a selection of a single path means, deepest last. Empty: nothing is stored.
   absl::StatusOr<std::vector<std::pair<NodeRef, TrieNodeId>>> SelectPath(
@@ -278,12 +324,15 @@ class Engine::Core {
   // DataLoss: it is not there, or damaged.
   absl::StatusOr<NodeRow> ReadRow(TenantId tenant, const TrieNodeId& node);
   bool IsReadable(CodecId codec, ReadAs as) const {
-    return as == ReadAs::kFrame || codec == CodecId::kRaw || codec_ != nullptr;
+    return codec_ != nullptr || codec == CodecId::kRaw ||
+           (as == ReadAs::kFrame && codec != CodecId::kReferenced);
   }
   // The smallest frame of the row that is good enough, of those that can be read if there are any;
   // null: none is.
   const RungRow* Choose(const NodeRow& row, Quality min_quality, ReadAs as) const;
   StoredFrame FrameInIndex(const IndexNode& node) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // The frame as it is stored, from memory; nullopt: it is not there.
+  std::optional<LoadedFrame> FromMemory(const StoredFrame& frame);
   // The frame as it lies on disk; DataLoss when it is not what the node names.
   absl::StatusOr<LoadedFrame> LoadFrame(const StoredFrame& frame);
   // The tokens of a node of this model. NotFound: it is gone.
@@ -292,6 +341,8 @@ class Engine::Core {
   std::vector<absl::StatusOr<LoadedFrame>> DecodeFrames(std::span<const StoredFrame> stored,
                                                         std::span<const LoadedFrame> loaded);
   void ReadDecoded(std::span<const StoredFrame> frames, const OnFrameRead& on_read);
+  // Raw KV, on the calling thread.
+  std::vector<absl::StatusOr<LoadedFrame>> ReadRawNow(std::span<const StoredFrame> frames);
   // LoadFrame for a reader: counted, and a frame that is bad is dropped.
   absl::StatusOr<LoadedFrame> ReadFromDisk(const StoredFrame& frame);
   // Whether the node still names this frame.
@@ -326,12 +377,14 @@ class Engine::Core {
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   absl::Status PrepareNode(const PublishItem& item, NodeRef existing, Arrival arrival,
                            PendingNode* node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  void AddToIndex(const std::vector<PendingNode>& pending)
+  void AddToIndex(const std::vector<PendingNode>& pending, const std::vector<SessionMove>& moves)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void Conclude(std::vector<Outcome> outcomes);
 
   // engine_space.cc
-  absl::Status MakeRoom(std::uint64_t bytes);
+  // For so many bytes of records, of so many nodes that may be new.
+  absl::Status MakeRoom(std::uint64_t bytes, std::uint64_t nodes);
+  std::uint64_t SurplusNodes(std::uint64_t coming) const;
   bool FitsTheDisk(std::uint64_t bytes) const;
   std::uint64_t DiskBytes() const;
   absl::Status WriteMeta(const MetaBatch& batch);
@@ -352,18 +405,80 @@ class Engine::Core {
   bool DropBallast() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void CountMetaBytes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
 
+  // What a put names a stored path by.
+  struct StoredPath {
+    TenantId tenant;
+    ModelId model;
+    std::shared_ptr<const RegisteredModel> registered;
+    std::string salt;
+    std::vector<std::pair<std::uint32_t, std::string>> extra_keys;  // by block
+    std::vector<TrieNodeId> nodes;                                  // from the first block on
+  };
+
+  // engine_references.cc
+  // A frame came into a node's row, or left it.
+  void CountFrame(NodeRef ref, const RungRow& rung) ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
+  void UncountFrame(NodeRef ref, const RungRow& rung) ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
+  // Held by a lease, a pin or a put, or by frames that were coded against its own.
+  bool MustStay(NodeRef ref) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+    return holds_.IsHeld(ref) || references_.IsReferenced(index_.node(ref).id);
+  }
+  // That what others were coded against is not among what makes way; they are coded anew then.
+  absl::Status CheckNotNeeded(const PublishItem& item, const PendingNode& node)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // That what the item's frame was coded against is there, and may be.
+  absl::Status CheckReferences(const PublishItem& item)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  std::vector<StoredFrame> FramesToReference(const TrieNodeId& node);
+  // Raw KV that frames were coded against; what cannot be had is not in it.
+  struct DecodedReference {
+    std::vector<TokenId> tokens;
+    LoadedFrame raw;
+  };
+  using DecodedReferences = std::map<std::pair<TrieNodeId, KvDigest>, DecodedReference>;
+  DecodedReferences DecodeReferences(const ModelId& model, std::span<const FrameReference> wanted);
+  // What of some blocks of a path stands elsewhere too, in frames that they may be coded against.
+  struct BlockReferences {
+    std::vector<TrieNodeId> nodes;
+    std::vector<ReferenceRun> runs;  // into `nodes`
+  };
+  std::map<std::uint32_t, BlockReferences> FindReferences(const StoredPath& path,
+                                                          std::span<const TokenId> tokens,
+                                                          std::uint32_t first_block,
+                                                          Quality quality);
+  bool MayBeReference(NodeRef ref, Quality quality) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // Their coded frames, decoded; those that cannot be are not in it.
+  struct LoadedReference {
+    std::vector<TokenId> tokens;
+    LoadedFrame raw;
+    std::uint32_t first_position = 0;
+    Quality quality = Quality::kUnrated;
+  };
+  std::map<TrieNodeId, LoadedReference> LoadReferences(
+      const ModelId& model, const std::map<std::uint32_t, BlockReferences>& wanted);
+  // Members of these nodes that are not among them.
+  std::vector<TrieNodeId> MembersOutside(std::span<const NodeRef> refs) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // Codes members anew, without what they were coded against. Those for which that fails keep what
+  // they have.
+  void Detach(std::span<const TrieNodeId> members);
+  void DetachQueued();
+  absl::Status DetachOne(const TrieNodeId& member);
+  // Drops what members were coded to: its references are about to go.
+  void DropMemberFrames(std::span<const TrieNodeId> members)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+
   // engine_eviction.cc
-  // What eviction may take.
-  enum class Victims { kFramesThenLeaves, kLeaves };
-  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes, Victims which);
+  // Frees `bytes` of the disk, or takes `nodes` nodes out of the index; the other is 0. How many
+  // bytes that has freed, and 0 only where nothing could be taken.
+  absl::StatusOr<std::uint64_t> Evict(std::uint64_t bytes, std::uint64_t nodes);
   std::vector<NodeRef> ChooseTwoFrameNodes(std::uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // Drops the larger frame of each node that has two.
   absl::Status DropOtherFrames(const std::vector<NodeRef>& refs, std::uint64_t* freed_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  std::vector<NodeRef> ChooseVictims(std::uint64_t bytes) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  double RetentionValue(const IndexNode& node, std::uint64_t bytes, std::uint32_t now_seconds) const
-      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  std::vector<NodeRef> ChooseVictims(std::uint64_t bytes, std::uint64_t nodes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // What is held, and all above it.
   absl::flat_hash_set<NodeRef> HeldPaths() const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
 
@@ -385,9 +500,14 @@ class Engine::Core {
   absl::StatusOr<absl::flat_hash_set<TrieNodeId>> EndsOfOtherSessions(
       TenantId tenant, std::string_view session_id,
       const std::vector<std::pair<NodeRef, TrieNodeId>>& path);
+  std::vector<NodeRef> SelectedNodes(TenantId tenant, const Selection& selection,
+                                     const std::vector<std::pair<NodeRef, TrieNodeId>>& path,
+                                     const absl::flat_hash_set<TrieNodeId>& other_ends) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // Counts, logs and unlinks a frame that failed its check with `why`.
   void OnDamagedFrame(const StoredFrame& frame, const absl::Status& why);
   void DropDamagedFrame(const StoredFrame& frame);
+  void DropFrame(const StoredFrame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void ExpireNodes();
   void DropEndedPins();
   void SweepSessions();
@@ -398,17 +518,24 @@ class Engine::Core {
 
   // engine_recode.cc
   struct RecodeTask;
+  // REQUIRES: its model is registered.
+  StoredPath PathTo(NodeRef last) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   std::optional<RecodeTask> FindRecodeTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(recode_mutex_);
   // The model's newest profile, if it has the level; nullopt: nothing of the model is recoded.
   std::optional<ProfileId> ProfileToRecodeWith(ModelSlot slot) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   absl::Status Recode(const RecodeTask& task);
-  absl::StatusOr<std::vector<TokenId>> TokensOfPath(const RecodeTask& task);
+  absl::StatusOr<std::vector<TokenId>> TokensOfPath(const StoredPath& path);
   absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> EncodeBlocks(
-      const RecodeTask& task, std::span<const TokenId> tokens);
-  absl::Status AddFrames(const RecodeTask& task, std::span<const TokenId> tokens,
-                         const std::map<std::uint32_t, EncodedFrame>& frames);
-  std::vector<absl::StatusOr<LoadedFrame>> ReadRawNow(std::span<const StoredFrame> frames);
+      const RecodeTask& task, std::span<const TokenId> tokens,
+      std::vector<RungReference>* references);
+  struct AddedFrames {
+    std::uint64_t blocks = 0;
+    std::uint64_t bytes = 0;
+  };
+  absl::Status AddFrames(const StoredPath& path, std::span<const TokenId> tokens,
+                         const std::map<std::uint32_t, EncodedFrame>& frames, PutAnnouncement put,
+                         AddedFrames* added);
   // Somebody waits for the disk or for decoding.
   bool IsBusy() const;
   void RunRecoder();
@@ -419,8 +546,14 @@ class Engine::Core {
   absl::Status SaveModels();
   absl::Status LoadNodes(const OpenProgress& progress);
   absl::Status RebuildFromSegments(const OpenProgress& progress);
+  std::vector<RungReference> ReferencesOnDisk(const PayloadLocation& at, std::size_t block_tokens);
+  absl::Status FindRungsOfReferences(std::span<const std::pair<TenantId, TrieNodeId>> members);
   absl::Status LoadIdentity();
   void LoadPins();
+  void LoadRuns(std::span<const std::uint64_t> cell_hashes,
+                std::span<const std::size_t> first_cells)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
+  void LoadSessionEnds();
   void NoteMissingProfiles();
   std::string meta_folder() const { return options_.data_dir + "/meta"; }
   std::string payload_folder() const { return options_.data_dir + "/payload"; }
@@ -445,9 +578,15 @@ class Engine::Core {
 
   mutable absl::Mutex index_mutex_;
   TrieIndex index_ ABSL_GUARDED_BY(index_mutex_);
+  std::unique_ptr<RunIndex> runs_ ABSL_PT_GUARDED_BY(index_mutex_);  // constant after LoadIdentity
+  SessionEnds session_ends_ ABSL_GUARDED_BY(index_mutex_);
+  SessionGroups groups_ ABSL_GUARDED_BY(index_mutex_);
+  // Changed under change_mutex_ as well, but for Uses.
+  RetentionPolicy retention_ ABSL_GUARDED_BY(index_mutex_){index_};
   absl::flat_hash_map<ModelSlot, std::shared_ptr<const RegisteredModel>> models_
       ABSL_GUARDED_BY(index_mutex_);
   FrameCensus census_ ABSL_GUARDED_BY(index_mutex_);
+  ReferenceCounts references_ ABSL_GUARDED_BY(index_mutex_);
   HoldTable holds_ ABSL_GUARDED_BY(index_mutex_);
   using Expiry = std::pair<std::uint32_t, TrieNodeId>;
   std::priority_queue<Expiry, std::vector<Expiry>, std::greater<>> expiries_
@@ -471,6 +610,9 @@ class Engine::Core {
   bool ending_ ABSL_GUARDED_BY(sync_mutex_) = false;
   absl::Mutex syncing_mutex_;  // one sync at a time
 
+  // Members whose references are in the way of something.
+  std::vector<TrieNodeId> to_detach_ ABSL_GUARDED_BY(change_mutex_);
+  std::uint64_t frame_random_ ABSL_GUARDED_BY(change_mutex_) = 1;
   NodeRef two_frame_hand_ ABSL_GUARDED_BY(change_mutex_) = 1;  // where the search for them goes on
   bool ballast_there_ ABSL_GUARDED_BY(change_mutex_) = false;
 

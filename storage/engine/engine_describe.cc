@@ -18,11 +18,12 @@ NodeInfo Engine::Core::Describe(NodeRef ref) const {
     info.quality = info.frames.back().quality;
   }
   info.holds_two_frames = node.has_other();
-  info.use_count = node.use_count;
+  info.use_count = node.use_count();
   info.last_used_unix_seconds = node.last_used_seconds;
   info.expires_unix_seconds = node.expires_seconds;
   info.priority = node.priority;
   info.surprisal_bits = static_cast<double>(node.surprisal_bits);
+  info.surprisal_estimated = node.path_is_known == 0;
   info.pinned = holds_.IsPinned(ref);
   info.leased = holds_.IsLeased(ref);
   for (NodeRef child = node.first_child; child != 0; child = index_.node(child).next_sibling) {
@@ -125,6 +126,8 @@ EngineStats Engine::Core::Stats() {
   stats.undecoded_blocks_total = c.undecoded_blocks;
   stats.decode_errors_total = c.decode_errors;
   stats.undecodable_frames_total = c.undecodable_frames;
+  stats.detached_blocks_total = c.detached_blocks;
+  stats.lost_members_total = c.lost_members;
   stats.recoded_blocks_total = c.recoded_blocks;
   stats.recoded_raw_bytes_total = c.recoded_raw_bytes;
   stats.recoded_bytes_total = c.recoded_bytes;
@@ -152,6 +155,8 @@ EngineStats Engine::Core::Stats() {
   stats.expired_blocks_total = c.expired_blocks;
   stats.deleted_blocks_total = c.deleted_blocks;
   stats.refused_full_total = c.refused_full;
+  stats.similar_queries_total = c.similar_queries;
+  stats.similar_cut_short_total = c.similar_cut_short;
   stats.token_cache_misses_total = c.token_cache_misses;
   stats.syncs_total = c.syncs;
   stats.sync_errors_total = c.sync_errors;
@@ -174,9 +179,16 @@ EngineStats Engine::Core::Stats() {
       const FrameCensus::Usage usage = census_.OfCodec(codec);
       stats.codecs.push_back({codec, usage.frames, usage.bytes});
     }
-    stats.index_bytes = index_.memory_bytes();
+    stats.index_bytes = index_.memory_bytes() + retention_.memory_bytes();
     stats.token_cache_bytes = index_.token_cache_bytes();
+    stats.run_index_bytes = runs_->table().memory_bytes();
+    stats.run_index_entries = runs_->table().size();
+    stats.forgotten_runs_total = runs_->table().forgotten_total();
+    stats.named_sessions = session_ends_.size();
+    stats.group_count = groups_.group_count();
+    stats.group_bytes = groups_.memory_bytes();
     stats.lease_count = holds_.lease_count();
+    stats.reference_count = references_.size();
     stats.pin_count = holds_.pins().size();
     stats.pinned_bytes = holds_.pinned_bytes();
   }

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/random/random.h"
 #include "storage/base/status_macros.h"
 #include "storage/engine/engine_core.h"
 #include "storage/meta/meta_keys.h"
@@ -11,86 +10,24 @@
 namespace kvtrie {
 namespace {
 
-// Leaves looked at for each one that is evicted.
-constexpr int kEvictionSamples = 24;
-// Uses older than this count for little against a fresh one.
-constexpr double kRecencySeconds = 10;
-// Prompt length at which attention costs as much as the rest of the model, roughly.
-constexpr double kAttentionTokens = 4096;
+// Nodes looked at for each one that loses a frame.
+constexpr int kFrameLooks = 24;
 // What a node without a frame counts for: its place in the index.
 constexpr std::uint64_t kFramelessBytes = 4096;
 
 }  // namespace
 
-// What losing these bytes of the node costs, per byte: how likely it is used again soon, times the
-// time to compute it again.
-double Engine::Core::RetentionValue(const IndexNode& node, std::uint64_t bytes,
-                                    std::uint32_t now_seconds) const {
-  const double idle_seconds =
-      now_seconds > node.last_used_seconds ? now_seconds - node.last_used_seconds : 0;
-  const double uses_per_second = (1.0 + node.use_count) / (idle_seconds + kRecencySeconds);
-  const double block_tokens = index_.model(node.model).block_tokens;
-  const double cost = block_tokens * (1 + node.depth * block_tokens / kAttentionTokens);
-  return uses_per_second * cost / std::max<double>(1, static_cast<double>(bytes)) *
-         static_cast<double>(1u << (2 * node.priority));
-}
-
-// Leaves first: a block without its prefix is of no use to anybody. Random sampling instead of an
-// order that each read would have to maintain.
-std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes) {
-  static thread_local absl::BitGen random;
-  std::vector<NodeRef> victims;
-  absl::flat_hash_set<NodeRef> chosen;
-  const std::uint32_t now = NowSeconds();
-
-  // The leaf under a node, when those chosen already are gone; 0 when something holds it.
-  const auto leaf_under = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) -> NodeRef {
-    while (true) {
-      NodeRef child = index_.node(ref).first_child;
-      while (child != 0 && chosen.contains(child)) child = index_.node(child).next_sibling;
-      if (child == 0) return holds_.IsHeld(ref) ? 0 : ref;
-      ref = child;
-    }
-  };
-  const auto any_leaf = [&]() ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) -> NodeRef {
-    for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
-      if (!index_.alive(ref) || chosen.contains(ref)) continue;
-      if (const NodeRef leaf = leaf_under(ref); leaf != 0) return leaf;
-    }
-    return 0;
-  };
-
-  const auto disk_bytes = [&](const IndexNode& node) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-    return PayloadLocation::DiskBytes(StoredBytes(node));
-  };
-  std::uint64_t total_bytes = 0;
-  while (total_bytes < bytes) {
-    NodeRef best = 0;
-    double best_value = std::numeric_limits<double>::infinity();
-    for (int sample = 0; sample < kEvictionSamples && index_.ref_end() > 1; ++sample) {
-      const NodeRef ref = absl::Uniform<NodeRef>(random, 1, index_.ref_end());
-      if (!index_.alive(ref) || chosen.contains(ref)) continue;
-      const NodeRef leaf = leaf_under(ref);
-      if (leaf == 0) continue;
-      const IndexNode& node = index_.node(leaf);
-      if (const double value = RetentionValue(node, disk_bytes(node), now); value < best_value) {
-        best = leaf;
-        best_value = value;
-      }
-    }
-    if (best == 0) best = any_leaf();
-    if (best == 0) break;
-    chosen.insert(best);
-    victims.push_back(best);
-    const IndexNode& node = index_.node(best);
-    total_bytes += node.has_frame() ? disk_bytes(node) : kFramelessBytes;
-  }
-  return victims;
+std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes, std::uint64_t nodes) {
+  return retention_.ChooseVictims(
+      bytes, nodes, NowSeconds(),
+      [this](const IndexNode& node) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+        return node.has_frame() ? PayloadLocation::DiskBytes(StoredBytes(node)) : kFramelessBytes;
+      },
+      [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) { return MustStay(ref); });
 }
 
 // Nodes with a second frame whose loss costs least: what is left of them still serves.
 std::vector<NodeRef> Engine::Core::ChooseTwoFrameNodes(std::uint64_t bytes) {
-  static thread_local absl::BitGen random;
   std::vector<NodeRef> chosen;
   std::uint64_t left = 0;
   for (std::size_t slot = 0; slot < index_.model_count(); ++slot) {
@@ -102,17 +39,18 @@ std::vector<NodeRef> Engine::Core::ChooseTwoFrameNodes(std::uint64_t bytes) {
   const std::uint32_t now = NowSeconds();
   const auto is_candidate = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
     return index_.alive(ref) && index_.node(ref).has_other() && !held.contains(ref) &&
-           !taken.contains(ref);
+           !taken.contains(ref) && !references_.IsReferenced(index_.node(ref).id);
   };
   std::uint64_t total_bytes = 0;
   for (; total_bytes < bytes && left > 0; --left) {
     NodeRef best = 0;
     double best_value = std::numeric_limits<double>::infinity();
-    for (int sample = 0; sample < kEvictionSamples; ++sample) {
-      const NodeRef ref = absl::Uniform<NodeRef>(random, 1, index_.ref_end());
+    for (int sample = 0; sample < kFrameLooks; ++sample) {
+      frame_random_ = frame_random_ * 6364136223846793005u + 1442695040888963407u;
+      const auto ref = static_cast<NodeRef>(1 + (frame_random_ >> 33) % (index_.ref_end() - 1));
       if (!is_candidate(ref)) continue;
       const IndexNode& node = index_.node(ref);
-      const double value = RetentionValue(node, RawFrameBytes(node.model), now);
+      const double value = retention_.Value(node, RawFrameBytes(node.model), now);
       if (value < best_value) {
         best = ref;
         best_value = value;
@@ -140,23 +78,23 @@ absl::flat_hash_set<NodeRef> Engine::Core::HeldPaths() const {
   return paths;
 }
 
-absl::StatusOr<std::uint64_t> Engine::Core::Evict(std::uint64_t bytes, Victims which) {
+absl::StatusOr<std::uint64_t> Engine::Core::Evict(std::uint64_t bytes, std::uint64_t nodes) {
   absl::MutexLock change(&change_mutex_);
   std::uint64_t freed_bytes = 0;
-  if (which == Victims::kFramesThenLeaves) {
-    std::vector<NodeRef> nodes;
+  if (bytes > 0) {
+    std::vector<NodeRef> with_two;
     {
       absl::ReaderMutexLock lock(&index_mutex_);
-      nodes = ChooseTwoFrameNodes(bytes);
+      with_two = ChooseTwoFrameNodes(bytes);
     }
-    KV_RETURN_IF_ERROR(DropOtherFrames(nodes, &freed_bytes));
+    KV_RETURN_IF_ERROR(DropOtherFrames(with_two, &freed_bytes));
     if (freed_bytes >= bytes) return freed_bytes;
     bytes -= freed_bytes;
   }
   std::vector<NodeRef> victims;
   {
     absl::ReaderMutexLock lock(&index_mutex_);
-    victims = ChooseVictims(bytes);
+    victims = ChooseVictims(bytes, nodes);
   }
   DeletedCount count;
   KV_RETURN_IF_ERROR(Unlink(victims, RemovalReason::kEvicted, &count));
@@ -202,7 +140,7 @@ absl::Status Engine::Core::DropOtherFrames(const std::vector<NodeRef>& refs,
       absl::MutexLock lock(&index_mutex_);
       for (const Dropped& drop : drops) {
         index_.SetFrames(drop.ref, FramesOf(drop.row));
-        census_.Remove(index_.node(drop.ref).model, drop.rung);
+        UncountFrame(drop.ref, drop.rung);
         frees.push_back(LocationOf(drop.rung));
       }
     }

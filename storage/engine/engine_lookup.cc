@@ -120,12 +120,14 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
       }
     }
     const std::uint32_t now = NowSeconds();
+    RetentionPolicy::Uses uses(retention_);
     if (query.want_blocks) result.blocks.resize(walks.size());
     for (std::size_t i = 0; i < walks.size(); ++i) {
       if (query.want_blocks) result.blocks[i].reserve(matched);
       for (std::size_t block = 0; block < matched; ++block) {
         const NodeRef ref = walks[i].nodes[block].first;
         const IndexNode& node = index_.node(ref);
+        uses.Add(ref, now);
         index_.Touch(ref, now);
         // Where only the larger of two frames will do, its exact size is in a row.
         const bool from_index = node.serves(query.min_quality);
@@ -137,6 +139,7 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
         if (query.want_blocks) result.blocks[i].push_back({node.id, RungBitsOf(node), bytes});
       }
     }
+    result.group = GroupOfPath(walks.front().nodes, matched);
   };
   if (query.lease.count() > 0) {
     absl::MutexLock lock(&index_mutex_);

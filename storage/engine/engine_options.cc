@@ -24,6 +24,9 @@ absl::Status EngineOptions::Validate() const {
   if (token_cache_bytes < kMiB) return fault("token_cache_bytes", "must be at least 1 MiB");
   if (put_memory_bytes < kMiB) return fault("put_memory_bytes", "must be at least 1 MiB");
   if (index_bytes_max < kMiB) return fault("index_bytes_max", "must be at least 1 MiB");
+  if (run_index_bytes != 0 && run_index_bytes < kMiB) {
+    return fault("run_index_bytes", "must be at least 1 MiB, or 0");
+  }
   if (io_threads < 1 || io_threads > 256) return fault("io_threads", "must be between 1 and 256");
   if (decode_threads < 1 || decode_threads > 256) {
     return fault("decode_threads", "must be between 1 and 256");

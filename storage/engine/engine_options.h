@@ -24,7 +24,7 @@ struct EngineOptions {
   std::uint64_t segment_bytes = std::uint64_t{64} << 20;
 
   // Frames kept in memory. Larger raises the share of gets without disk reads. Keep the sum of the
-  // five memory bounds below 80 % of the container's limit.
+  // six memory bounds below 80 % of the container's limit.
   std::uint64_t memory_tier_bytes = std::uint64_t{1} << 30;
   // Has the system provide that memory at start (in the background) instead of at first use: puts
   // into a fresh server cost half the CPU. Turn it off where other processes should use what this
@@ -37,6 +37,10 @@ struct EngineOptions {
   std::uint64_t put_memory_bytes = std::uint64_t{256} << 20;
   // Index of nodes; about 100 bytes each. When it is full, least valuable leaves go.
   std::uint64_t index_bytes_max = std::uint64_t{2} << 30;
+  // Index of text runs, which finds the same text under another prefix: at most 0.9 byte per token,
+  // so the default holds the text of as many blocks of 16 tokens as index_bytes_max does. When it
+  // is full, text is found less often. 0: there is none.
+  std::uint64_t run_index_bytes = std::uint64_t{320} << 20;
 
   // Codecs, made of profiles, that are kept to decode blocks for clients that want raw KV. One
   // takes about twice its profile; one more is kept than fits, if it is alone.
@@ -65,6 +69,10 @@ struct EngineOptions {
   unsigned pinned_percent_max = 50;
   // Events kept for watchers that fall behind.
   std::size_t event_log_max = 65'536;
+
+  // Surprisal that sessions must share to be a group, in bits; 0 = no groups. 128 is what some 34
+  // tokens of text carry: more than a chat template, less than a system prompt.
+  std::uint32_t group_threshold_bits = 128;
 
   // InvalidArgument names the first field that is out of range.
   absl::Status Validate() const;

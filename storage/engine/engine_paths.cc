@@ -67,8 +67,10 @@ absl::StatusOr<std::uint32_t> Engine::Core::Touch(TenantId tenant, const Selecti
   const std::uint32_t now = NowSeconds();
   std::uint32_t touched = 0;
   absl::ReaderMutexLock lock(&index_mutex_);
+  RetentionPolicy::Uses uses(retention_);
   for (const auto& [ref, id] : nodes) {
     if (!index_.alive(ref) || index_.node(ref).id != id) break;
+    uses.Add(ref, now);
     index_.Touch(ref, now);
     ++touched;
   }
@@ -236,7 +238,12 @@ absl::Status Engine::Core::SetRetentionOf(TenantId tenant,
     if (retention.priority) row.priority = static_cast<std::uint8_t>(*retention.priority);
     Changed changed{.id = id, .row = std::move(row), .dropped = {}};
     if (const std::optional<Quality> level = retention.quality) {
-      changed.dropped = DropAbove(*level, &changed.row);
+      bool is_needed;  // by others that were coded against it
+      {
+        absl::ReaderMutexLock lock(&index_mutex_);
+        is_needed = references_.IsReferenced(id, Rung::kExact);
+      }
+      if (!is_needed) changed.dropped = DropAbove(*level, &changed.row);
       changed.is_above = std::any_of(changed.row.rungs.begin(), changed.row.rungs.end(),
                                      [&](const RungRow& rung) {
                                        return !IsAtLeast(*level, ServedQuality(changed.row, rung));
@@ -259,7 +266,7 @@ absl::Status Engine::Core::SetRetentionOf(TenantId tenant,
       ++(changed.is_above ? change->unchanged_blocks : change->changed_blocks);
       if (!changed.dropped) continue;
       index_.SetFrames(ref, FramesOf(changed.row));
-      census_.Remove(index_.node(ref).model, *changed.dropped);
+      UncountFrame(ref, *changed.dropped);
       frees.push_back(LocationOf(*changed.dropped));
       change->freed_bytes += frees.back().disk_bytes();
     }

@@ -35,7 +35,7 @@ class ProfileUploadHandle final : public Engine::ProfileUpload {
           core_.options_.disk_limit_bytes, "): delete a profile, or give the store more"));
     }
     KV_ASSIGN_OR_RETURN(upload_, core_.profiles_->Begin(total_bytes_, [this]() -> absl::Status {
-      KV_RETURN_IF_ERROR(core_.MakeRoom(total_bytes_));
+      KV_RETURN_IF_ERROR(core_.MakeRoom(total_bytes_, /*nodes=*/0));
       reserved_bytes_ = total_bytes_;
       return absl::OkStatus();
     }));

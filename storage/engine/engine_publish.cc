@@ -57,6 +57,7 @@ void Engine::Core::Enqueue(std::vector<PublishItem> items) {
 Engine::Core::Arrival Engine::Core::ArrivalOf(const IndexNode& node,
                                               const PublishItem& item) const {
   if (!node.has_frame() || node.expired(NowSeconds())) return Arrival::kNew;
+  if (item.session->detaches_at && node.codec() == CodecId::kReferenced) return Arrival::kUpgrade;
   const Quality quality = item.rung.quality;
   const auto on_rung = node.quality_on(item.rung.rung);
   const bool adds_nothing = (on_rung && IsAtLeast(*on_rung, quality)) ||
@@ -99,8 +100,12 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
   std::vector<PublishItem> next_group;
 
   std::map<TenantId, MetaBatch> batches;
-  const auto name_session = [&batches](const TriePutSession& session, const TrieNodeId& node) {
+  std::map<TenantId, std::vector<std::pair<std::string, TrieNodeId>>> named_sessions;
+  NamedEnds session_ends;
+  const auto name_session = [&](const TriePutSession& session, const TrieNodeId& node) {
     if (session.session_id.empty()) return;
+    named_sessions[session.tenant].emplace_back(session.session_id, node);
+    session_ends[{session.tenant, session.session_id}] = node;
     batches.try_emplace(session.tenant, session.tenant)
         .first->second.Put(MetaTable::kSessions,
                            SessionRowKey{session.tenant, session.session_id}.Encode(),
@@ -156,6 +161,8 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
     absl::MutexLock lock(&index_mutex_);
     if (session.hold.ref != 0) holds_.Release(session.hold);
     session.hold = {};
+    for (const HoldTable::Hold& hold : session.reference_holds) holds_.Release(hold);
+    session.reference_holds.clear();
     --open_puts_;
   };
 
@@ -234,7 +241,9 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
     PendingNode node;
     if (!is_twin && arrival != Arrival::kDuplicate) {
       absl::Status prepared = CheckProfile(item);  // it may have been deleted meanwhile
+      if (prepared.ok()) prepared = CheckReferences(item);
       if (prepared.ok()) prepared = PrepareNode(item, existing, arrival, &node);
+      if (prepared.ok()) prepared = CheckNotNeeded(item, node);
       if (!prepared.ok()) {
         fail(std::move(item), prepared);
         continue;
@@ -269,6 +278,7 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
   for (const auto& [item, original] : twins) {
     name_session(*item.session, item.session->blocks[item.block].id);
   }
+  std::vector<SessionMove> moves = FindMoves(session_ends);
   std::map<TenantId, absl::Status> written;
   for (const auto& [tenant, batch] : batches) written[tenant] = WriteMeta(batch);
 
@@ -292,14 +302,19 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
       conclude(item, PutBlockResult{id, PutOutcome::kDuplicate});
     }
   }
-  if (!published.empty()) AddToIndex(published);
+  std::erase_if(moves, [&](const SessionMove& move) { return !written[move.tenant].ok(); });
+  if (!published.empty() || !moves.empty()) AddToIndex(published, moves);
+  for (const auto& [tenant, sessions] : named_sessions) {
+    if (written[tenant].ok()) NameSessions(tenant, sessions);
+  }
   for (PendingNode& node : published) {
     conclude(*node.item, PutBlockResult{node.id, PutOutcome::kStored});
   }
   return next_group;
 }
 
-void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
+void Engine::Core::AddToIndex(const std::vector<PendingNode>& published,
+                              const std::vector<SessionMove>& moves) {
   std::vector<StoreEvent> events;
   std::vector<PayloadLocation> frees;
   for (const PendingNode& node : published) tier_.Insert(node.item->at, node.item->frame);
@@ -311,16 +326,18 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
       NodeRef ref = node.existing;
       if (ref != 0) {
         for (const RungRow& dropped : node.dropped) {
-          census_.Remove(node.session->slot, dropped);
+          UncountFrame(ref, dropped);
           frees.push_back(LocationOf(dropped));
         }
         index_.SetFrames(ref, frames);
         index_.SetRetention(ref, static_cast<std::uint32_t>(node.row.expires_unix_seconds),
                             node.row.priority);
       } else {
+        const std::vector<std::uint32_t>& missing = node.session->missing_blocks;
+        const NodeRef parent = node.block == 0 ? 0 : index_.FindById(node.row.parent);
         ref = index_.Insert(
             {.id = node.id,
-             .parent = node.block == 0 ? 0 : index_.FindById(node.row.parent),
+             .parent = parent,
              .model = node.session->slot,
              .path_hash = node.row.path_hash,
              .provenance = node.row.provenance,
@@ -330,10 +347,17 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
              .frames = frames,
              .block_surprisal_bits = node.row.surprisal_bits,
              .last_used_seconds = now,
+             .traffic = retention_.Arrives(
+                 node.id, parent,
+                 {.new_blocks = missing.size(), .is_first = node.block == missing.front()}, now),
              .expires_seconds = static_cast<std::uint32_t>(node.row.expires_unix_seconds),
              .priority = node.row.priority});
+        runs_->Add(index_, ref,
+                   TextSpaceOf(node.session->tenant, node.session->model, node.session->salt));
+        groups_.OnInserted(ref);
+        retention_.OnInsert(ref);
       }
-      census_.Add(node.session->slot, *node.row.FindRung(node.item->rung.rung));
+      CountFrame(ref, *node.row.FindRung(node.item->rung.rung));
       if (node.row.expires_unix_seconds != 0) {
         expiries_.emplace(static_cast<std::uint32_t>(node.row.expires_unix_seconds), node.id);
       }
@@ -355,6 +379,7 @@ void Engine::Core::AddToIndex(const std::vector<PendingNode>& published) {
                         .depth = node.row.depth,
                         .tokens = node.row.tokens});
     }
+    MoveSessions(moves);
   }
   FreeLater(frees);
   events_.Append(std::move(events));

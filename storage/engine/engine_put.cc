@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <optional>
 #include <string_view>
@@ -23,6 +22,7 @@ constexpr std::uint64_t kTakenTogetherBytes = std::uint64_t{256} << 10;
 
 // A node that a put of this session would add nothing to.
 bool HasEnough(const TriePutSession& session, std::uint32_t block, const IndexNode& node) {
+  if (session.detaches_at) return node.codec() != CodecId::kReferenced;
   const Quality wanted = session.Wanted(block);
   if (!session.beside_exact) return node.any_serves(wanted);
   const auto coded = node.quality_on(Rung::kCoded);
@@ -59,6 +59,7 @@ ExpectedBlock TriePutSession::Expect(std::uint32_t block) const {
   expected.descriptor.row = MakeRow(block);
   expected.frame_quality_min = quality;
   expected.served_quality_max = ServedMax(block);
+  expected.offered_references = references;
   return expected;
 }
 
@@ -77,12 +78,6 @@ absl::Status CheckAnnouncement(const PutAnnouncement& put) {
       return absl::InvalidArgumentError("extra_keys: block_index must ascend");
     }
     before = &extra;
-  }
-  const bool surprisals_hold =
-      std::all_of(put.block_surprisal_bits.begin(), put.block_surprisal_bits.end(),
-                  [](float bits) { return std::isfinite(bits) && !std::signbit(bits); });
-  if (!surprisals_hold) {
-    return absl::InvalidArgumentError("block_surprisal_bits: must be finite and not negative");
   }
   if (put.ttl.count() < 0) return absl::InvalidArgumentError("ttl: must not be negative");
   if (!IsQuality(put.quality)) return absl::InvalidArgumentError("quality: unknown");
@@ -205,10 +200,13 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     session->extra_keys.emplace(extra.block_index, extra.key);
   }
   session->session_id = put.session_id;
-  session->block_surprisal_bits = put.block_surprisal_bits;
+  KV_ASSIGN_OR_RETURN(session->block_surprisal_bits,
+                      BlockSurprisalBits(put.probabilities, put.path.tokens, block_tokens));
   session->quality = put.quality;
   session->beside_exact = put.beside_exact;
   session->only_existing = put.only_existing;
+  session->detaches_at = put.detaches_at;
+  session->references = std::make_shared<const std::vector<RungReference>>(put.references);
   session->durable = put.durable;
   session->priority = put.priority;
   session->created_unix_seconds = clock_.UnixSeconds();
@@ -269,6 +267,12 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
         block.state = TriePutSession::State::kFailed;  // nobody will send it
       }
     }
+    for (const RungReference& reference : put.references) {
+      const NodeRef ref = index_.FindById(reference.node);
+      if (ref == 0) continue;  // publishing finds that out
+      session->reference_holds.push_back({ref, reference.node});
+      holds_.Take(session->reference_holds.back());
+    }
     if (session->hold.ref != 0) holds_.Take(session->hold);
     deepest_stored = session->hold.id;
     ++open_puts_;
@@ -279,7 +283,13 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     batch.Put(MetaTable::kSessions, SessionRowKey{tenant, session->session_id}.Encode(),
               std::string(deepest_stored.view()));
     absl::MutexLock change(&change_mutex_);
-    WriteMeta(batch).IgnoreError();
+    const auto moves = FindMoves({{{tenant, session->session_id}, deepest_stored}});
+    if (WriteMeta(batch).ok()) {
+      const std::pair<std::string, TrieNodeId> named(session->session_id, deepest_stored);
+      NameSessions(tenant, {&named, 1});
+      absl::MutexLock lock(&index_mutex_);
+      MoveSessions(moves);
+    }
   }
   return std::make_unique<PutSessionHandle>(*this, std::move(session), std::move(stored));
 }
@@ -392,11 +402,11 @@ void Engine::Core::WriteRecords(std::span<const RecordToWrite> group) {
     records.reserve(some.size());
     for (const RecordToWrite& one : some) records.push_back(one.record);
     const std::uint64_t room = GroupDiskBytes(records);
-    if (absl::Status status = MakeRoom(room); !status.ok()) return status;
+    if (absl::Status status = MakeRoom(room, some.size()); !status.ok()) return status;
     auto places = payload_->AppendGroup(records);
     if (absl::IsResourceExhausted(places.status()) && options_.eviction) {
       // The disk is full below our own limit: somebody else fills it. Shrink once, try again.
-      const auto evicted = Evict(4 * room, Victims::kFramesThenLeaves);
+      const auto evicted = Evict(4 * room, 0);
       if (evicted.ok() && *evicted > 0 && SyncAndFree().ok()) {
         places = payload_->AppendGroup(records);
       }

@@ -116,7 +116,10 @@ absl::StatusOr<Engine::FoundFrames> Engine::Core::FindFramesOfPath(TenantId tena
 }
 
 std::optional<LoadedFrame> Engine::Core::TryReadFrame(const StoredFrame& frame, ReadAs as) {
-  if (as == ReadAs::kRaw && frame.codec != CodecId::kRaw) return std::nullopt;
+  return frame.needs_decoding(as) ? std::nullopt : FromMemory(frame);
+}
+
+std::optional<LoadedFrame> Engine::Core::FromMemory(const StoredFrame& frame) {
   SharedBytes bytes = tier_.Get(frame.at);
   if (!bytes) return std::nullopt;
   auto view = FrameView::Parse(bytes.view);
@@ -240,6 +243,30 @@ std::vector<absl::StatusOr<LoadedFrame>> Engine::Core::DecodeFrames(
          .raw = std::span(decoding.buffer->data(), model->raw_frame_bytes).subspan(header_bytes)});
   }
   if (to_decode.empty()) return results;
+
+  // What some of them were coded against.
+  std::vector<ReferenceTable> tables(to_decode.size());
+  std::vector<FrameReference> wanted;
+  for (std::size_t d = 0; d < to_decode.size(); ++d) {
+    if (to_decode[d].frame.codec() != CodecId::kReferenced) continue;
+    if (auto table = ReferencesOf(to_decode[d].frame, model->geometry.block_tokens()); table.ok()) {
+      tables[d] = *std::move(table);
+      wanted.insert(wanted.end(), tables[d].references.begin(), tables[d].references.end());
+    }
+  }
+  const DecodedReferences references = DecodeReferences(model_id, wanted);
+  std::vector<std::vector<ReferenceBlock>> reference_blocks(to_decode.size());
+  for (std::size_t d = 0; d < to_decode.size(); ++d) {
+    for (const FrameReference& reference : tables[d].references) {
+      const auto found = references.find({reference.node, reference.digest});
+      if (found == references.end()) continue;  // the codec will miss it
+      reference_blocks[d].push_back({.node = reference.node,
+                                     .first_position = reference.first_position,
+                                     .tokens = found->second.tokens,
+                                     .raw = found->second.raw.view.body()});
+    }
+    to_decode[d].references = reference_blocks[d];
+  }
   const auto began = clock_.Monotonic();
   const std::vector<absl::Status> statuses = codec_->Decode(model->spec, to_decode, *profiles_);
   counters_.decode_nanoseconds.fetch_add(
@@ -248,6 +275,13 @@ std::vector<absl::StatusOr<LoadedFrame>> Engine::Core::DecodeFrames(
 
   for (std::size_t d = 0; d < decodings.size(); ++d) {
     absl::StatusOr<LoadedFrame>& result = results[decodings[d].index];
+    if (reference_blocks[d].size() < tables[d].references.size()) {
+      // Gone together with what it was needed for, or the store is damaged.
+      result = IsCurrent(stored[decodings[d].index])
+                   ? absl::DataLossError("a block that it was coded against is not stored any more")
+                   : absl::NotFoundError("block: not stored any more");
+      continue;
+    }
     if (!statuses[d].ok()) {
       result = statuses[d];
       continue;
@@ -274,7 +308,7 @@ void Engine::Core::ReadDecoded(std::span<const StoredFrame> frames, const OnFram
   std::vector<StoredFrame> stored;
   std::vector<LoadedFrame> loaded;
   for (std::size_t i = 0; i < frames.size(); ++i) {
-    auto frame = TryReadFrame(frames[i], ReadAs::kFrame);
+    auto frame = FromMemory(frames[i]);
     if (!frame) {
       auto read = ReadFromDisk(frames[i]);
       if (!read.ok()) {
@@ -306,6 +340,28 @@ void Engine::Core::ReadDecoded(std::span<const StoredFrame> frames, const OnFram
   }
 }
 
+// Raw KV, one after the other and without waiting for a pool's turn.
+std::vector<absl::StatusOr<LoadedFrame>> Engine::Core::ReadRawNow(
+    std::span<const StoredFrame> frames) {
+  std::vector<absl::StatusOr<LoadedFrame>> raw(frames.size(), absl::NotFoundError(""));
+  std::vector<std::size_t> coded_indexes;
+  std::vector<StoredFrame> coded;
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    if (frames[i].codec != CodecId::kRaw) {
+      coded_indexes.push_back(i);
+      coded.push_back(frames[i]);
+    } else if (auto loaded = TryReadFrame(frames[i], ReadAs::kRaw)) {
+      raw[i] = *std::move(loaded);
+    } else {
+      raw[i] = ReadFromDisk(frames[i]);
+    }
+  }
+  ReadDecoded(coded, [&](std::size_t i, absl::StatusOr<LoadedFrame> loaded) {
+    raw[coded_indexes[i]] = std::move(loaded);
+  });
+  return raw;
+}
+
 void Engine::Core::ReadFrames(std::span<const StoredFrame> frames, ReadAs as, OnFrameRead on_read) {
   const auto shared = std::make_shared<OnFrameRead>(std::move(on_read));
   struct ToDecode {
@@ -318,7 +374,7 @@ void Engine::Core::ReadFrames(std::span<const StoredFrame> frames, ReadAs as, On
       (*shared)(i, *std::move(loaded));
       continue;
     }
-    if (as == ReadAs::kRaw && frames[i].codec != CodecId::kRaw) {
+    if (frames[i].needs_decoding(as)) {
       if (codec_ == nullptr) {
         counters_.undecoded_blocks.fetch_add(1, std::memory_order_relaxed);
         (*shared)(i, absl::FailedPreconditionError("stored coded; fetch it as ENCODING_FRAME"));

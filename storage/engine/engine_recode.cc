@@ -2,6 +2,7 @@
 #include <ctime>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -32,18 +33,30 @@ double ThreadCpuSeconds() {
 
 // Consecutive blocks of one path, exact and without a coded frame.
 struct Engine::Core::RecodeTask {
-  TenantId tenant;
-  ModelId model;
-  std::shared_ptr<const RegisteredModel> registered;
+  StoredPath path;  // to the last of `frames`
   ProfileId profile;
-  std::string salt;
-  std::vector<ExtraKey> extra_keys;
-  std::vector<std::string> extra_key_texts;  // that those point into
-  std::vector<TrieNodeId> path;              // from the first block to the last of `frames`
   std::uint32_t first_block = 0;
   std::vector<StoredFrame> frames;   // of the blocks from first_block on
   std::uint32_t session_blocks = 0;  // as far as the path is known
 };
+
+Engine::Core::StoredPath Engine::Core::PathTo(NodeRef last) const {
+  const ModelSlot slot = index_.node(last).model;
+  StoredPath path;
+  path.tenant = index_.model(slot).tenant;
+  path.model = index_.model(slot).model;
+  path.registered = models_.find(slot)->second;
+  std::vector<NodeRef> refs;
+  for (NodeRef at = last; at != 0; at = index_.parent(at)) refs.push_back(at);
+  std::reverse(refs.begin(), refs.end());
+  path.salt = index_.salt(refs.front());
+  for (std::uint32_t block = 0; block < refs.size(); ++block) {
+    path.nodes.push_back(index_.node(refs[block]).id);
+    const std::string_view key = index_.extra_key(refs[block]);
+    if (!key.empty()) path.extra_keys.emplace_back(block, key);
+  }
+  return path;
+}
 
 std::optional<ProfileId> Engine::Core::ProfileToRecodeWith(ModelSlot slot) const {
   const auto model = models_.find(slot);
@@ -87,115 +100,102 @@ std::optional<Engine::Core::RecodeTask> Engine::Core::FindRecodeTask() {
   const ModelSlot slot = index_.node(found).model;
   const ModelRoot& root = index_.model(slot);
   RecodeTask task;
-  task.tenant = root.tenant;
-  task.model = root.model;
-  task.registered = models_.find(slot)->second;
   task.profile = *profile;
   const std::size_t blocks_max = std::max(1u, kTokensAtOnce / root.block_tokens);
-
   NodeRef first = found;
   for (NodeRef up = index_.parent(first); up != 0 && wanted(up); up = index_.parent(first)) {
     first = up;
   }
-  std::vector<NodeRef> refs;
-  NodeRef last = 0;
-  for (NodeRef at = first; at != 0 && wanted(at) && refs.size() < blocks_max;
+  NodeRef last = first;
+  for (NodeRef at = first; at != 0 && wanted(at) && task.frames.size() < blocks_max;
        at = index_.node(at).first_child) {
-    refs.push_back(at);
+    task.frames.push_back(FrameInIndex(index_.node(at)));
     last = at;
   }
-  for (const NodeRef ref : refs) task.frames.push_back(FrameInIndex(index_.node(ref)));
+  task.path = PathTo(last);
   task.first_block = index_.node(first).depth - 1;
   for (NodeRef end = last; end != 0; end = index_.node(end).first_child) {
     task.session_blocks = index_.node(end).depth;
   }
-  std::vector<NodeRef> path;
-  for (NodeRef at = last; at != 0; at = index_.parent(at)) path.push_back(at);
-  std::reverse(path.begin(), path.end());
-  task.salt = index_.salt(path.front());
-  for (std::uint32_t block = 0; block < path.size(); ++block) {
-    task.path.push_back(index_.node(path[block]).id);
-    if (const auto key = index_.extra_key(path[block]); !key.empty()) {
-      task.extra_key_texts.emplace_back(key);
-      task.extra_keys.push_back({.block_index = block, .key = {}});
-    }
-  }
-  for (std::size_t i = 0; i < task.extra_keys.size(); ++i) {
-    task.extra_keys[i].key = task.extra_key_texts[i];
-  }
   return task;
 }
 
-// Raw KV, one after the other and without waiting for a pool's turn.
-std::vector<absl::StatusOr<LoadedFrame>> Engine::Core::ReadRawNow(
-    std::span<const StoredFrame> frames) {
-  std::vector<absl::StatusOr<LoadedFrame>> raw(frames.size(), absl::NotFoundError(""));
-  std::vector<std::size_t> coded_indexes;
-  std::vector<StoredFrame> coded;
-  for (std::size_t i = 0; i < frames.size(); ++i) {
-    if (frames[i].codec != CodecId::kRaw) {
-      coded_indexes.push_back(i);
-      coded.push_back(frames[i]);
-    } else if (auto loaded = TryReadFrame(frames[i], ReadAs::kRaw)) {
-      raw[i] = *std::move(loaded);
-    } else {
-      raw[i] = ReadFromDisk(frames[i]);
-    }
-  }
-  ReadDecoded(coded, [&](std::size_t i, absl::StatusOr<LoadedFrame> loaded) {
-    raw[coded_indexes[i]] = std::move(loaded);
-  });
-  return raw;
-}
-
-absl::StatusOr<std::vector<TokenId>> Engine::Core::TokensOfPath(const RecodeTask& task) {
+absl::StatusOr<std::vector<TokenId>> Engine::Core::TokensOfPath(const StoredPath& path) {
   std::vector<TokenId> tokens;
-  tokens.reserve(task.path.size() * task.registered->spec.block_tokens);
-  for (const TrieNodeId& node : task.path) {
-    KV_ASSIGN_OR_RETURN(const std::vector<TokenId> of_block, TokensOf(node, task.model));
+  tokens.reserve(path.nodes.size() * path.registered->spec.block_tokens);
+  for (const TrieNodeId& node : path.nodes) {
+    KV_ASSIGN_OR_RETURN(const std::vector<TokenId> of_block, TokensOf(node, path.model));
     tokens.insert(tokens.end(), of_block.begin(), of_block.end());
   }
   return tokens;
 }
 
 // By block of the path; without those that cannot be read (which was counted), and those that
-// cannot be coded.
+// cannot be coded. `references`: what they were coded against, as far as they were.
 absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> Engine::Core::EncodeBlocks(
-    const RecodeTask& task, std::span<const TokenId> tokens) {
-  const ModelSpec& spec = task.registered->spec;
+    const RecodeTask& task, std::span<const TokenId> tokens,
+    std::vector<RungReference>* references) {
+  const ModelSpec& spec = task.path.registered->spec;
   const std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow(task.frames);
+  const std::map<std::uint32_t, BlockReferences> runs =
+      FindReferences(task.path, tokens, task.first_block, *options_.recode_quality);
+  const std::map<TrieNodeId, LoadedReference> loaded = LoadReferences(task.path.model, runs);
   std::vector<BlockToEncode> blocks;
-  for (std::size_t i = 0; i < raw.size(); ++i) {
+  std::vector<std::vector<ReferenceBlock>> reference_blocks(task.frames.size());
+  for (std::uint32_t i = 0; i < raw.size(); ++i) {
     if (!raw[i].ok()) continue;
-    const std::size_t first_token = (task.first_block + i) * spec.block_tokens;
-    blocks.push_back({.first_position = static_cast<std::uint32_t>(first_token),
-                      .session_tokens = task.session_blocks * spec.block_tokens,
-                      .tokens = tokens.subspan(first_token, spec.block_tokens),
-                      .raw = raw[i]->view.body()});
+    const std::uint32_t block = task.first_block + i;
+    const std::size_t first_token = std::size_t{block} * spec.block_tokens;
+    BlockToEncode to_encode{.first_position = static_cast<std::uint32_t>(first_token),
+                            .session_tokens = task.session_blocks * spec.block_tokens,
+                            .tokens = tokens.subspan(first_token, spec.block_tokens),
+                            .raw = raw[i]->view.body()};
+    if (const auto found = runs.find(block); found != runs.end()) {
+      for (const TrieNodeId& node : found->second.nodes) {
+        const auto reference = loaded.find(node);
+        if (reference == loaded.end()) break;
+        reference_blocks[i].push_back({.node = node,
+                                       .first_position = reference->second.first_position,
+                                       .tokens = reference->second.tokens,
+                                       .raw = reference->second.raw.view.body(),
+                                       .quality = reference->second.quality});
+      }
+      if (reference_blocks[i].size() == found->second.nodes.size()) {
+        to_encode.references = reference_blocks[i];
+        to_encode.runs = found->second.runs;
+      }
+    }
+    blocks.push_back(to_encode);
   }
   if (blocks.empty()) return absl::NotFoundError("none of the blocks can be read");
   KV_ASSIGN_OR_RETURN(
       std::vector<EncodedFrame> encoded,
       codec_->Encode(spec, blocks, task.profile, *options_.recode_quality, *profiles_));
   std::map<std::uint32_t, EncodedFrame> frames;
+  std::set<TrieNodeId> used;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     if (RungOf(encoded[i].codec) != Rung::kCoded) continue;
+    if (encoded[i].codec == CodecId::kReferenced) {
+      for (const ReferenceBlock& reference : blocks[i].references) used.insert(reference.node);
+    }
     frames.emplace(blocks[i].first_position / spec.block_tokens, std::move(encoded[i]));
   }
+  for (const TrieNodeId& node : used) references->push_back({node, Rung::kCoded});
   return frames;
 }
 
-// Returns when they are published, or why one of them is not.
-absl::Status Engine::Core::AddFrames(const RecodeTask& task, std::span<const TokenId> tokens,
-                                     const std::map<std::uint32_t, EncodedFrame>& frames) {
-  PutAnnouncement put;
-  put.path = {
-      .model = task.model, .tokens = tokens, .salt = task.salt, .extra_keys = task.extra_keys};
-  put.first_block = task.first_block;
-  put.quality = *options_.recode_quality;
+// Returns when they are published, or why one of them is not. `put` says how; not what.
+absl::Status Engine::Core::AddFrames(const StoredPath& path, std::span<const TokenId> tokens,
+                                     const std::map<std::uint32_t, EncodedFrame>& frames,
+                                     PutAnnouncement put, AddedFrames* added) {
+  if (frames.empty()) return absl::OkStatus();
+  std::vector<ExtraKey> extra_keys;
+  for (const auto& [block, key] : path.extra_keys) extra_keys.push_back({block, key});
+  put.path = {.model = path.model, .tokens = tokens, .salt = path.salt, .extra_keys = extra_keys};
+  put.first_block = frames.begin()->first;
   put.beside_exact = true;
   put.only_existing = true;
-  KV_ASSIGN_OR_RETURN(const std::unique_ptr<PutSession> session, BeginPut(task.tenant, put));
+  KV_ASSIGN_OR_RETURN(const std::unique_ptr<PutSession> session, BeginPut(path.tenant, put));
 
   std::uint64_t taken_bytes = 0;
   absl::Status failure;
@@ -219,13 +219,12 @@ absl::Status Engine::Core::AddFrames(const RecodeTask& task, std::span<const Tok
     block.on_done = [&, bytes = block.writer->total_bytes()](const auto& result) {
       absl::MutexLock lock(&mutex);
       --open;
-      if (!result.ok()) {
+      if (result.ok()) {
+        ++added->blocks;
+        added->bytes += bytes;
+      } else {
         failure = result.status();
-        return;
       }
-      ++counters_.recoded_blocks;
-      counters_.recoded_raw_bytes += task.registered->geometry.raw_block_bytes();
-      counters_.recoded_bytes += bytes;
     };
   }
   session->FinishBlocks(std::move(finished));
@@ -239,9 +238,16 @@ absl::Status Engine::Core::AddFrames(const RecodeTask& task, std::span<const Tok
 }
 
 absl::Status Engine::Core::Recode(const RecodeTask& task) {
-  KV_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, TokensOfPath(task));
-  KV_ASSIGN_OR_RETURN(const auto frames, EncodeBlocks(task, tokens));
-  return AddFrames(task, tokens, frames);
+  KV_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, TokensOfPath(task.path));
+  PutAnnouncement put;
+  KV_ASSIGN_OR_RETURN(const auto frames, EncodeBlocks(task, tokens, &put.references));
+  put.quality = *options_.recode_quality;
+  AddedFrames added;
+  const absl::Status status = AddFrames(task.path, tokens, frames, put, &added);
+  counters_.recoded_blocks += added.blocks;
+  counters_.recoded_raw_bytes += added.blocks * task.path.registered->geometry.raw_block_bytes();
+  counters_.recoded_bytes += added.bytes;
+  return status;
 }
 
 std::size_t Engine::Core::RecodeSome() {

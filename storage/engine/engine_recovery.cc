@@ -124,7 +124,7 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
   // A store that was opened with a smaller limit shrinks before it serves.
   while (options_.eviction && DiskBytes() > options_.disk_limit_bytes) {
     const std::uint64_t over = DiskBytes() - options_.disk_limit_bytes;
-    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(over, Victims::kFramesThenLeaves));
+    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, Evict(over, 0));
     KV_RETURN_IF_ERROR(SyncAndFree());
     if (evicted == 0) break;
   }
@@ -196,6 +196,8 @@ absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   // again.
   KV_RETURN_IF_ERROR(meta_->Sync());
   LoadPins();
+  LoadSessionEnds();
+  LoadSessions();
 
   KV_ASSIGN_OR_RETURN(PayloadRecoveryStats stats, payload_->FinishRecovery());
   recovery_.unreferenced_bytes = stats.unreferenced_bytes;
@@ -252,6 +254,9 @@ absl::Status Engine::Core::LoadIdentity() {
   }
   hasher_ = std::make_unique<PathHasher>(config->path_hash_seed);
   namer_ = std::make_unique<TrieNodeNamer>(config->namespace_secret);
+  // A secret of its own: the root of nobody.
+  runs_ = std::make_unique<RunIndex>(hasher_->Root(TenantId{0}, ModelId{}, "runs of text"),
+                                     options_.run_index_bytes);
   return absl::OkStatus();
 }
 
@@ -268,6 +273,7 @@ absl::Status Engine::Core::LoadModels() {
         const auto slot = index_.AddModel(row_key->tenant, row_key->model, spec->block_tokens);
         if (slot) {
           models_[*slot] = std::make_shared<const RegisteredModel>(*spec);
+          retention_.SetModel(*slot, *spec);
         }
         return true;
       }));
@@ -293,11 +299,15 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
   ProgressMeter meter(progress);
   // By node ref: nodes are linked once all are there, since rows come in the order of their ids.
   std::vector<TrieNodeId> parents;
+  // Of the text of each node: what the run index is made of, once all are linked.
+  std::vector<std::uint64_t> cell_hashes;
+  std::vector<std::size_t> first_cells;  // by node ref; of the next one: their end
   // What the rows say of frames beyond what the index keeps.
   std::vector<std::uint32_t> profile_numbers;  // by node ref; 0: none
   std::vector<ProfileId> profiles(1);
   absl::flat_hash_map<ProfileId, std::uint32_t> numbers_of_profiles;
   absl::flat_hash_map<NodeRef, RungRow> other_rungs;
+  absl::flat_hash_map<NodeRef, std::vector<RungReference>> references;
   std::vector<std::string> bad_keys;
   std::uint64_t alien_rows = 0;
   const std::uint32_t now = NowSeconds();
@@ -337,11 +347,16 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
              .depth = row->depth});
         parents.resize(index_.ref_end());
         parents[ref] = row->parent;
+        first_cells.resize(index_.ref_end(), cell_hashes.size());
+        if (options_.run_index_bytes != 0 && row->extra_key.empty()) {
+          runs_->HashCells(row->tokens, &cell_hashes);
+        }
         for (const RungRow& rung : row->rungs) {
           if (LocationOf(rung) != LocationOf(frames.frame)) {
             other_rungs.emplace(ref, rung);
             continue;
           }
+          if (!rung.references.empty()) references.emplace(ref, rung.references);
           if (rung.profile.empty()) continue;
           const auto [number, is_new] = numbers_of_profiles.try_emplace(
               rung.profile, static_cast<std::uint32_t>(profiles.size()));
@@ -384,14 +399,29 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
              .segment = node.frame.segment,
              .offset_units = node.frame.offset_units,
              .record_bytes = node.frame.record_bytes});
+        if (const auto found = references.find(ref); found != references.end()) {
+          rungs.back().references = found->second;
+        }
       }
       if (const auto other = other_rungs.find(ref); other != other_rungs.end()) {
         rungs.push_back(other->second);
       }
       return rungs;
     };
+    const auto keep_only = [&](NodeRef ref, std::vector<RungRow> rungs)
+                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_) {
+                                 NodeRow left;
+                                 left.provenance = index_.node(ref).on_lossy != 0
+                                                       ? Provenance::kOnLossy
+                                                       : Provenance::kExact;
+                                 left.rungs = rungs;
+                                 index_.SetFrames(ref, FramesOf(left));
+                                 kept_rungs[ref] = std::move(rungs);
+                               };
     std::vector<NodeRef> orphans;
     std::vector<NodeRef> frameless;
+    std::vector<NodeRef> members;  // with a frame that was coded against others
+    std::uint64_t lost_member_count = 0;
     for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
       if (!index_.alive(ref)) continue;
       const IndexNode& node = index_.node(ref);
@@ -399,14 +429,11 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       const auto lost = std::erase_if(rungs, [this](const RungRow& rung) {
         return !payload_->MarkLive(LocationOf(rung)).ok();
       });
-      for (const RungRow& rung : rungs) census_.Add(node.model, rung);
-      if (lost > 0) {
-        NodeRow left;
-        left.provenance = node.on_lossy != 0 ? Provenance::kOnLossy : Provenance::kExact;
-        left.rungs = rungs;
-        index_.SetFrames(ref, FramesOf(left));
-        kept_rungs.emplace(ref, std::move(rungs));
+      for (const RungRow& rung : rungs) CountFrame(ref, rung);
+      for (const RungRow& rung : rungs) {
+        if (!rung.references.empty()) members.push_back(ref);
       }
+      if (lost > 0) keep_only(ref, std::move(rungs));
       if (!node.has_frame()) frameless.push_back(ref);
       NodeRef parent = 0;
       if (!parents[ref].empty()) {
@@ -424,7 +451,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       const TenantId tenant = index_.model(node.model).tenant;
       batches.Of(tenant).Delete(MetaTable::kNodes, NodeRowKey{tenant, node.id}.Encode());
       for (const RungRow& rung : rungs_of(ref)) {
-        census_.Remove(node.model, rung);
+        UncountFrame(ref, rung);
         unreferenced.push_back(LocationOf(rung));
       }
       index_.Erase(ref);
@@ -433,6 +460,34 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
     std::vector<NodeRef> dropped;
     for (const NodeRef orphan : orphans) CollectSubtree(orphan, &dropped);
     for (const NodeRef ref : dropped) drop(ref);
+    // What was coded against a frame that is gone is of no use.
+    for (const NodeRef ref : members) {
+      if (!index_.alive(ref)) continue;
+      const IndexNode& node = index_.node(ref);
+      std::vector<RungRow> rungs = rungs_of(ref);
+      const auto bad = std::find_if(
+          rungs.begin(), rungs.end(),
+          [&](const RungRow& rung) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+            return std::any_of(rung.references.begin(), rung.references.end(),
+                               [&](const RungReference& reference)
+                                   ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+                                     const NodeRef named = index_.FindById(reference.node);
+                                     return named == 0 || index_.node(named).model != node.model ||
+                                            !index_.node(named).quality_on(reference.rung);
+                                   });
+          });
+      if (bad == rungs.end()) continue;
+      UncountFrame(ref, *bad);
+      unreferenced.push_back(LocationOf(*bad));
+      rungs.erase(bad);
+      keep_only(ref, std::move(rungs));
+      if (!node.has_frame()) frameless.push_back(ref);
+      ++lost_member_count;
+    }
+    if (lost_member_count > 0) {
+      recovery_.notes.push_back(absl::StrCat(
+          lost_member_count, " frames were coded against blocks that are gone; they are dropped"));
+    }
     // A block whose payload is gone: useless at the end of a path, else it waits to be put again.
     std::erase_if(frameless, [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
       return !index_.alive(ref);
@@ -445,6 +500,9 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
       if (index_.node(ref).is_leaf()) drop(ref);
     }
     index_.FinishLoading();
+    first_cells.resize(std::size_t{index_.ref_end()} + 1, cell_hashes.size());
+    LoadRuns(cell_hashes, first_cells);
+    retention_.OnLoaded();
     recovery_.nodes_loaded = index_.node_count();
     recovery_.nodes_dropped += bad_keys.size();
   }
@@ -482,6 +540,7 @@ absl::Status Engine::Core::LoadNodes(const OpenProgress& progress) {
 absl::Status Engine::Core::RebuildFromSegments(const OpenProgress& progress) {
   ProgressMeter meter(progress);
   absl::flat_hash_map<std::pair<TenantId, TrieNodeId>, NodeRow> rows;  // not written yet
+  std::vector<std::pair<TenantId, TrieNodeId>> members;  // with a frame coded against others
   const auto write_rows = [&]() -> absl::Status {
     BatchesByTenant batches;
     for (const auto& [key, row] : rows) {
@@ -502,13 +561,104 @@ absl::Status Engine::Core::RebuildFromSegments(const OpenProgress& progress) {
       auto stored = ReadRow(descriptor->tenant, descriptor->node);
       row = stored.ok() ? *std::move(stored) : std::move(descriptor->row);
     }
-    row.SetRung({descriptor->rung, descriptor->quality, descriptor->codec, descriptor->profile,
-                 at.segment, at.offset_units, at.record_bytes});
+    RungRow rung{descriptor->rung, descriptor->quality, descriptor->codec, descriptor->profile,
+                 at.segment,       at.offset_units,     at.record_bytes};
+    if (rung.codec == CodecId::kReferenced) {
+      rung.references = ReferencesOnDisk(at, row.tokens.size());
+      if (rung.references.empty()) return;  // damaged: the block has to be put again
+      members.emplace_back(descriptor->tenant, descriptor->node);
+    }
+    row.SetRung(rung);
     if (rows.size() >= kRowsPerBatch) written = write_rows();
   }));
   KV_RETURN_IF_ERROR(written);
   KV_RETURN_IF_ERROR(write_rows());
+  KV_RETURN_IF_ERROR(FindRungsOfReferences(members));
   return LoadNodes(progress);
+}
+
+// What the frame of a record was coded against, on a rung that is yet to be found. Empty: it is
+// damaged.
+std::vector<RungReference> Engine::Core::ReferencesOnDisk(const PayloadLocation& at,
+                                                          std::size_t block_tokens) {
+  std::vector<RungReference> references;
+  const auto stored = payload_->Read(at);
+  if (!stored.ok()) return references;
+  const auto view = FrameView::Parse(stored->view);
+  if (!view.ok()) return references;
+  const auto table = ReferencesOf(*view, block_tokens);
+  if (!table.ok()) return references;
+  for (const FrameReference& reference : table->references) {
+    references.push_back({.node = reference.node, .rung = Rung::kCoded});
+  }
+  return references;
+}
+
+// A coded frame where there is one: what is coded is kept longer, and others were coded against it.
+absl::Status Engine::Core::FindRungsOfReferences(
+    std::span<const std::pair<TenantId, TrieNodeId>> members) {
+  BatchesByTenant batches;
+  for (const auto& [tenant, node] : members) {
+    auto row = ReadRow(tenant, node);
+    if (!row.ok()) continue;
+    for (RungRow& rung : row->rungs) {
+      for (RungReference& reference : rung.references) {
+        const auto named = ReadRow(tenant, reference.node);
+        if (named.ok() && named->FindRung(Rung::kCoded) == nullptr) reference.rung = Rung::kExact;
+      }
+    }
+    batches.Of(tenant).Put(MetaTable::kNodes, NodeRowKey{tenant, node}.Encode(), row->Encode());
+  }
+  return batches.WriteTo(*meta_);
+}
+
+// Enters all nodes into the index of text runs. Salts stand in first blocks, so the few paths that
+// have one are looked at first, and all other nodes in the order in which they lie in memory.
+void Engine::Core::LoadRuns(std::span<const std::uint64_t> cell_hashes,
+                            std::span<const std::size_t> first_cells) {
+  absl::flat_hash_map<NodeRef, std::uint64_t> salted_spaces;
+  std::vector<std::uint64_t> spaces;  // by model, without a salt
+  for (std::size_t i = 0; i < index_.model_count(); ++i) {
+    const ModelRoot& root = index_.model(static_cast<ModelSlot>(i));
+    spaces.push_back(TextSpaceOf(root.tenant, root.model, {}));
+    for (NodeRef first = root.first_child; first != 0; first = index_.node(first).next_sibling) {
+      if (index_.node(first).has_extra == 0 || index_.salt(first).empty()) continue;
+      const std::uint64_t space = TextSpaceOf(root.tenant, root.model, index_.salt(first));
+      std::vector<NodeRef> nodes;
+      CollectSubtree(first, &nodes);
+      for (const NodeRef node : nodes) salted_spaces.emplace(node, space);
+    }
+  }
+  for (NodeRef ref = 1; ref < index_.ref_end(); ++ref) {
+    if (!index_.alive(ref)) continue;
+    const IndexNode& node = index_.node(ref);
+    const auto salted = salted_spaces.empty() ? salted_spaces.end() : salted_spaces.find(ref);
+    const std::uint64_t space = salted == salted_spaces.end() ? spaces[node.model] : salted->second;
+    const std::uint32_t block_tokens = index_.model(node.model).block_tokens;
+    if (block_tokens != 0 && block_tokens < RunIndex::kCellTokens) {
+      runs_->Add(index_, ref, space);  // its cells reach into the blocks above
+    } else {
+      runs_->AddHashed(
+          ref, space,
+          cell_hashes.subspan(first_cells[ref], first_cells[ref + 1] - first_cells[ref]));
+    }
+  }
+}
+
+// Names whose last block is gone are swept with their rows.
+void Engine::Core::LoadSessionEnds() {
+  const absl::Status scanned =
+      meta_->Scan(MetaTable::kSessions, "", "", [&](std::string_view key, std::string_view value) {
+        const auto row_key = SessionRowKey::Decode(key);
+        const auto end = TrieNodeId::FromBytes(value);
+        if (!row_key || !end) return true;
+        absl::MutexLock lock(&index_mutex_);
+        const NodeRef ref = index_.FindById(*end);
+        if (ref == 0 || index_.model(index_.node(ref).model).tenant != row_key->tenant) return true;
+        session_ends_.Set(row_key->tenant, row_key->session_id, ref);
+        return true;
+      });
+  if (!scanned.ok()) recovery_.notes.push_back("names of sessions could not be read");
 }
 
 void Engine::Core::LoadPins() {

@@ -15,6 +15,8 @@ namespace {
 
 // Session rows looked at in one round of maintenance.
 constexpr std::size_t kSessionsPerRound = 1024;
+// How long an ended block waits for those that were coded against it.
+constexpr std::uint32_t kDetachSecondsMax = 60;
 
 }  // namespace
 
@@ -34,9 +36,10 @@ std::vector<RungRow> Engine::Core::RungsOf(NodeRef ref) {
                 .segment = node.frame.segment,
                 .offset_units = node.frame.offset_units,
                 .record_bytes = node.frame.record_bytes};
-    const bool may_name_a_profile =
-        node.codec() == CodecId::kResidual || node.codec() == CodecId::kLossless;
-    is_all = !node.has_other() && !may_name_a_profile;
+    const bool names_others = node.codec() == CodecId::kResidual ||
+                              node.codec() == CodecId::kLossless ||
+                              node.codec() == CodecId::kReferenced;
+    is_all = !node.has_other() && !names_others;
   }
   if (is_all) return {in_index};
   const auto row = ReadRow(key.tenant, key.node);
@@ -99,6 +102,7 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
     std::vector<PayloadLocation> frees;
     {
       absl::MutexLock lock(&index_mutex_);
+      const std::uint32_t now = NowSeconds();
       for (std::size_t i = 0; i < piece.size(); ++i) {
         const NodeRef ref = piece[i];
         const IndexNode& node = index_.node(ref);
@@ -111,12 +115,17 @@ absl::Status Engine::Core::Unlink(const std::vector<NodeRef>& refs, RemovalReaso
                           .depth = node.depth,
                           .tokens = {}});
         for (const RungRow& rung : rungs[i]) {
-          census_.Remove(node.model, rung);
+          UncountFrame(ref, rung);
           frees.push_back(LocationOf(rung));
         }
         for (const PinId& pin : holds_.PinsOn(ref)) holds_.DropPin(pin);
         holds_.Forget(ref);
+        session_ends_.RemoveAt(ref);
+        runs_->Remove(index_, ref);
+        groups_.OnErasing(ref);
+        retention_.BeforeErase(ref, reason == RemovalReason::kEvicted, now);
         index_.Erase(ref);
+        retention_.AfterErase(parent);
       }
     }
     sweep_sessions_ = true;
@@ -192,6 +201,54 @@ absl::StatusOr<absl::flat_hash_set<TrieNodeId>> Engine::Core::EndsOfOtherSession
   return ends;
 }
 
+// With all below them, children first.
+std::vector<NodeRef> Engine::Core::SelectedNodes(
+    TenantId tenant, const Selection& selection,
+    const std::vector<std::pair<NodeRef, TrieNodeId>>& path,
+    const absl::flat_hash_set<TrieNodeId>& other_ends) const {
+  std::vector<NodeRef> refs;
+  if (selection.model || selection.all) {
+    for (std::size_t i = 0; i < index_.model_count(); ++i) {
+      const auto slot = static_cast<ModelSlot>(i);
+      if (index_.model(slot).tenant != tenant) continue;
+      if (selection.model && index_.model(slot).model != *selection.model) continue;
+      for (NodeRef child = index_.model(slot).first_child; child != 0;
+           child = index_.node(child).next_sibling) {
+        CollectSubtree(child, &refs);
+      }
+    }
+  } else {
+    const auto& [ref, id] = path.back();
+    if (!index_.alive(ref) || index_.node(ref).id != id) return refs;
+    if (selection.node || selection.path) {
+      CollectSubtree(ref, &refs);
+    } else if (index_.node(ref).is_leaf()) {
+      // A session: upwards from its end, as far as no other path goes through or ends.
+      for (NodeRef at = ref; at != 0; at = index_.parent(at)) {
+        if (other_ends.contains(index_.node(at).id)) break;
+        refs.push_back(at);
+        const NodeRef parent = index_.parent(at);
+        if (parent != 0 &&
+            (index_.node(parent).first_child != at || index_.node(at).next_sibling != 0)) {
+          break;
+        }
+      }
+    }
+  }
+  if (selection.unused_for.count() > 0) {
+    const std::uint32_t now = NowSeconds();
+    absl::flat_hash_set<NodeRef> kept;
+    std::erase_if(refs, [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+      const IndexNode& node = index_.node(ref);
+      const bool recent = now < node.last_used_seconds + selection.unused_for.count();
+      if (!recent && !kept.contains(ref)) return false;
+      if (const NodeRef parent = index_.parent(ref); parent != 0) kept.insert(parent);
+      return true;
+    });
+  }
+  return refs;
+}
+
 absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selection& selection) {
   // One path: found before the lock, since comparing tokens may read rows.
   std::vector<std::pair<NodeRef, TrieNodeId>> path;
@@ -206,56 +263,36 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
     KV_ASSIGN_OR_RETURN(other_ends, EndsOfOtherSessions(tenant, selection.session_id, path));
   }
 
-  absl::MutexLock change(&change_mutex_);
-  std::vector<NodeRef> refs;
-  {
-    absl::ReaderMutexLock lock(&index_mutex_);
-    if (selection.model || selection.all) {
-      for (std::size_t i = 0; i < index_.model_count(); ++i) {
-        const auto slot = static_cast<ModelSlot>(i);
-        if (index_.model(slot).tenant != tenant) continue;
-        if (selection.model && index_.model(slot).model != *selection.model) continue;
-        for (NodeRef child = index_.model(slot).first_child; child != 0;
-             child = index_.node(child).next_sibling) {
-          CollectSubtree(child, &refs);
-        }
+  // What others outside were coded against goes once they are coded anew; if some cannot be, they
+  // go too.
+  for (bool is_last = false;; is_last = true) {
+    std::vector<TrieNodeId> members;
+    {
+      absl::MutexLock change(&change_mutex_);
+      std::vector<NodeRef> refs;
+      {
+        absl::ReaderMutexLock lock(&index_mutex_);
+        refs = SelectedNodes(tenant, selection, path, other_ends);
+        members = MembersOutside(refs);
       }
-    } else {
-      const auto& [ref, id] = path.back();
-      if (!index_.alive(ref) || index_.node(ref).id != id) return count;
-      if (selection.node || selection.path) {
-        CollectSubtree(ref, &refs);
-      } else if (index_.node(ref).is_leaf()) {
-        // A session: upwards from its end, as far as no other path goes through or ends.
-        for (NodeRef at = ref; at != 0; at = index_.parent(at)) {
-          if (other_ends.contains(index_.node(at).id)) break;
-          refs.push_back(at);
-          const NodeRef parent = index_.parent(at);
-          if (parent != 0 &&
-              (index_.node(parent).first_child != at || index_.node(at).next_sibling != 0)) {
-            break;
-          }
-        }
+      if (members.empty() || is_last) {
+        DropMemberFrames(members);
+        KV_RETURN_IF_ERROR(Unlink(refs, RemovalReason::kDeleted, &count));
+        break;
       }
     }
-    if (selection.unused_for.count() > 0) {
-      const std::uint32_t now = NowSeconds();
-      absl::flat_hash_set<NodeRef> kept;
-      std::erase_if(refs, [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-        const IndexNode& node = index_.node(ref);
-        const bool recent = now < node.last_used_seconds + selection.unused_for.count();
-        if (!recent && !kept.contains(ref)) return false;
-        if (const NodeRef parent = index_.parent(ref); parent != 0) kept.insert(parent);
-        return true;
-      });
-    }
+    Detach(members);
   }
-  KV_RETURN_IF_ERROR(Unlink(refs, RemovalReason::kDeleted, &count));
   if (!selection.session_id.empty()) {
+    absl::MutexLock change(&change_mutex_);
     MetaBatch batch(tenant);
     batch.Delete(MetaTable::kSessions,
                  SessionRowKey{tenant, std::string(selection.session_id)}.Encode());
+    const auto moves = FindMoves({{{tenant, std::string(selection.session_id)}, TrieNodeId{}}});
     KV_RETURN_IF_ERROR(WriteMeta(batch));
+    absl::MutexLock lock(&index_mutex_);
+    session_ends_.Remove(tenant, selection.session_id);
+    MoveSessions(moves);
   }
   return count;
 }
@@ -275,6 +312,19 @@ void Engine::Core::OnDamagedFrame(const StoredFrame& frame, const absl::Status& 
 
 void Engine::Core::DropDamagedFrame(const StoredFrame& frame) {
   absl::MutexLock change(&change_mutex_);
+  std::vector<TrieNodeId> members;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    // Its digest would tell them anyway; what they hold is of no use any more.
+    if (references_.IsReferenced(frame.node, frame.rung)) {
+      members = references_.MembersOf(frame.node);
+    }
+  }
+  DropFrame(frame);
+  DropMemberFrames(members);
+}
+
+void Engine::Core::DropFrame(const StoredFrame& frame) {
   NodeRef ref;
   TenantId tenant;
   bool is_leaf;
@@ -312,7 +362,7 @@ void Engine::Core::DropDamagedFrame(const StoredFrame& frame) {
   {
     absl::MutexLock lock(&index_mutex_);
     index_.SetFrames(ref, frames);
-    census_.Remove(index_.node(ref).model, *bad);
+    UncountFrame(ref, *bad);
   }
   FreeLater({frame.at});
 }
@@ -322,6 +372,7 @@ void Engine::Core::ExpireNodes() {
   std::vector<NodeRef> refs;
   std::vector<Expiry> roots;
   std::vector<Expiry> later;
+  std::vector<TrieNodeId> lost_members;
   {
     absl::MutexLock lock(&index_mutex_);
     const std::uint32_t now = NowSeconds();
@@ -337,14 +388,23 @@ void Engine::Core::ExpireNodes() {
         later.emplace_back(now + 1, id);  // nobody finds it any more; readers may finish
         continue;
       }
-      roots.emplace_back(now + 1, id);
       std::vector<NodeRef> subtree;
       CollectSubtree(root, &subtree);
+      // What others were coded against goes once they are coded anew, or had time enough to be.
+      const std::vector<TrieNodeId> members = MembersOutside(subtree);
+      if (!members.empty() && now < index_.node(root).expires_seconds + kDetachSecondsMax) {
+        later.emplace_back(now + 1, id);
+        to_detach_.insert(to_detach_.end(), members.begin(), members.end());
+        continue;
+      }
+      lost_members.insert(lost_members.end(), members.begin(), members.end());
+      roots.emplace_back(now + 1, id);
       for (const NodeRef ref : subtree) {
         if (taken.insert(ref).second) refs.push_back(ref);
       }
     }
   }
+  DropMemberFrames(lost_members);
   DeletedCount count;
   if (!Unlink(refs, RemovalReason::kExpired, &count).ok()) {
     later.insert(later.end(), roots.begin(), roots.end());  // tried again

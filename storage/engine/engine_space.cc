@@ -90,7 +90,20 @@ bool Engine::Core::DropBallast() {
   return PosixFileSystem().Remove(ballast_path()).ok();
 }
 
-absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
+// How many nodes have to go so that the index has room for so many more; a few more than that, so
+// that not every put has to wait. 0: it has room.
+std::uint64_t Engine::Core::SurplusNodes(std::uint64_t coming) const {
+  absl::ReaderMutexLock lock(&index_mutex_);
+  const std::uint64_t bytes =
+      index_.used_bytes() + session_ends_.memory_bytes() + coming * TrieIndex::kNodeBytesMax;
+  if (bytes <= options_.index_bytes_max) return 0;
+  // Extra keys make nodes larger.
+  const std::uint64_t node_bytes = std::max<std::uint64_t>(
+      1, index_.used_bytes() / std::max<std::size_t>(1, index_.node_count()));
+  return (bytes - options_.index_bytes_max) / node_bytes + 1 + index_.node_count() / 1024;
+}
+
+absl::Status Engine::Core::MakeRoom(std::uint64_t bytes, std::uint64_t nodes) {
   const std::uint64_t limit = options_.disk_limit_bytes;
   bool shrunk = false;
   // Evicting in strides keeps puts from waiting one by one.
@@ -98,12 +111,8 @@ absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
   absl::MutexLock room(&room_mutex_);
   while (true) {
     const std::uint64_t used = DiskBytes() + reserved_bytes_;
-    std::uint64_t index_bytes;
-    {
-      absl::ReaderMutexLock lock(&index_mutex_);
-      index_bytes = index_.used_bytes();
-    }
-    const bool index_fits = index_bytes < options_.index_bytes_max;
+    const std::uint64_t surplus_nodes = SurplusNodes(nodes);
+    const bool index_fits = surplus_nodes == 0;
     const bool limit_fits = used + bytes + allocate_ahead_bytes_ <= limit && index_fits;
     const bool disk_fits = !limit_fits || FitsTheDisk(reserved_bytes_ + bytes);
     if (limit_fits) SetDegraded(Degradation::kDiskShared, !disk_fits);
@@ -128,9 +137,9 @@ absl::Status Engine::Core::MakeRoom(std::uint64_t bytes) {
                                               : absl::StrCat("the store is full: ", used, " of ",
                                                              limit, " bytes; eviction is off"));
     }
-    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted,
-                        Evict(limit_fits ? 4 * bytes : stride,
-                              index_fits ? Victims::kFramesThenLeaves : Victims::kLeaves));
+    KV_ASSIGN_OR_RETURN(const std::uint64_t evicted, index_fits
+                                                         ? Evict(limit_fits ? 4 * bytes : stride, 0)
+                                                         : Evict(0, surplus_nodes));
     shrunk = limit_fits;
     if (evicted == 0 && limit_fits) {
       return absl::ResourceExhaustedError(

@@ -54,9 +54,15 @@ struct EngineStats {
   std::uint64_t expired_blocks_total = 0;
   std::uint64_t deleted_blocks_total = 0;
   std::uint64_t refused_full_total = 0;
+  std::uint64_t similar_queries_total = 0;
+  std::uint64_t similar_cut_short_total = 0;  // of them: reached a bound on work
+  std::uint64_t forgotten_runs_total = 0;     // pieces of text that a full run index forgot
   std::uint64_t token_cache_misses_total = 0;
   std::uint64_t syncs_total = 0;
   std::uint64_t sync_errors_total = 0;
+  // Blocks that were coded against others, which were to go: coded anew, or lost with them.
+  std::uint64_t detached_blocks_total = 0;
+  std::uint64_t lost_members_total = 0;
   // Exact blocks that got a coded frame in the background.
   std::uint64_t recoded_blocks_total = 0;
   std::uint64_t recoded_raw_bytes_total = 0;
@@ -80,9 +86,15 @@ struct EngineStats {
   std::uint64_t prefaulted_bytes = 0;  // of it, taken from the system before its first use
   std::uint64_t index_bytes = 0;
   std::uint64_t token_cache_bytes = 0;
+  std::uint64_t run_index_bytes = 0;
+  std::uint64_t run_index_entries = 0;
+  std::uint64_t named_sessions = 0;
+  std::uint64_t group_count = 0;       // of sessions
+  std::uint64_t group_bytes = 0;       // what they take of memory, at most
   std::uint64_t put_memory_bytes = 0;  // begun, not finished
   std::uint64_t open_puts = 0;
   std::uint64_t lease_count = 0;
+  std::uint64_t reference_count = 0;  // pairs of a block and one that it was coded against
   std::uint64_t pin_count = 0;
   std::uint64_t pinned_bytes = 0;
   std::uint64_t recode_waiting_blocks = 0;  // exact ones without a coded frame, 0 while it is off

@@ -57,6 +57,7 @@ void Engine::Core::RunMaintenance() {
   }
   DropEndedPins();
   ExpireNodes();
+  DetachQueued();
   SweepSessions();
   {
     absl::MutexLock change(&change_mutex_);
@@ -66,7 +67,7 @@ void Engine::Core::RunMaintenance() {
   SyncAndFree().IgnoreError();  // counted, and shown as degraded
   const std::uint64_t used = DiskBytes();
   if (options_.eviction && used > options_.disk_limit_bytes) {
-    if (Evict(used - options_.disk_limit_bytes, Victims::kFramesThenLeaves).ok()) {
+    if (Evict(used - options_.disk_limit_bytes, 0).ok()) {
       SyncAndFree().IgnoreError();
     }
   }

@@ -38,8 +38,17 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
     if (const absl::Status status = index_.CheckInvariants(); !status.ok()) {
       progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
     }
+    const absl::Status runs = runs_->table().CheckInvariants(
+        [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) { return index_.alive(ref); });
+    for (const absl::Status& status :
+         {runs, session_ends_.CheckInvariants(), groups_.CheckInvariants()}) {
+      if (!status.ok()) {
+        progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
+      }
+    }
     std::uint64_t row_count = 0;
     FrameCensus census;
+    ReferenceCounts references;
     const absl::Status scanned = meta_->Scan(
         MetaTable::kNodes, "", "",
         [&](std::string_view key, std::string_view value) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
@@ -56,7 +65,21 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
             return true;
           }
           const IndexNode& node = index_.node(ref);
-          for (const RungRow& rung : row->rungs) census.Add(node.model, rung);
+          for (const RungRow& rung : row->rungs) {
+            census.Add(node.model, rung);
+            references.Add(row_key->node, rung.references);
+            for (const RungReference& reference : rung.references) {
+              const NodeRef named = index_.FindById(reference.node);
+              if (named == 0 || index_.node(named).model != node.model ||
+                  !index_.node(named).quality_on(reference.rung)) {
+                progress.findings.push_back(
+                    {row_key->node, absl::StrCat("was coded against block ", reference.node.ToHex(),
+                                                 ", which is not stored")});
+              } else if (references_.IsMember(reference.node)) {
+                progress.findings.push_back({row_key->node, "was coded against one that was too"});
+              }
+            }
+          }
           const NodeRef parent = index_.parent(ref);
           if (!IsInIndex(*row, node) || row->depth != node.depth ||
               row->parent != (parent == 0 ? TrieNodeId{} : index_.node(parent).id)) {
@@ -71,6 +94,9 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
     }
     if (!(census == census_)) {
       progress.findings.push_back({TrieNodeId{}, "the sums of frames are not those of the rows"});
+    }
+    if (!(references == references_)) {
+      progress.findings.push_back({TrieNodeId{}, "the counts of references are not the rows'"});
     }
     for (const auto& [id, frames] : census.profiles()) {
       if (profiles_->Find(id)) continue;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,8 @@
 #include "storage/kv/ids.h"
 #include "storage/kv/path.h"
 #include "storage/kv/quality.h"
+#include "storage/kv/rung_reference.h"
+#include "storage/trie/surprisal.h"
 
 namespace kvtrie {
 
@@ -24,8 +27,7 @@ struct PutAnnouncement {
   PathView path;
   std::uint32_t first_block = 0;
   std::string_view session_id;
-  // Surprisal of each announced block given what stands before it, in bits; empty = not known.
-  std::vector<float> block_surprisal_bits;
+  TokenProbabilities probabilities;  // of the path's tokens; may be empty
   std::uint32_t restored_blocks = 0;
   Quality restored_quality = Quality::kExact;
   // What will come is at least so good. What is stored at less is missing, what is stored at that
@@ -36,6 +38,11 @@ struct PutAnnouncement {
   // Adds frames to nodes that are there, each on its own; those that are gone by then stay gone
   // (NotFound).
   bool only_existing = false;
+  // Frames that those that come may be coded against; each stays until the put ends.
+  std::vector<RungReference> references;
+  // Replaces a coded frame that was coded against others, by one that is served at no more than
+  // this. For the engine's own use.
+  std::optional<Quality> detaches_at;
   bool durable = false;
   std::chrono::seconds ttl{0};
   std::uint32_t priority = 0;

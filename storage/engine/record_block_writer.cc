@@ -9,6 +9,7 @@
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
+#include "storage/codec/reference_table.h"
 
 namespace kvtrie {
 namespace {
@@ -78,7 +79,9 @@ absl::StatusOr<std::unique_ptr<RecordBlockWriter>> RecordBlockWriter::CreateFram
   expected.descriptor.rung = head.rung();
   expected.descriptor.codec = head.codec();
   expected.descriptor.quality = LowerOf(head.quality(), expected.served_quality_max);
-  if (head.codec() == CodecId::kResidual) expected.descriptor.profile = AnyProfile();
+  const bool has_profile =
+      head.codec() == CodecId::kResidual || head.codec() == CodecId::kReferenced;
+  if (has_profile) expected.descriptor.profile = AnyProfile();
   return absl::WrapUnique(new RecordBlockWriter(std::move(expected), head.frame_bytes(), geometry,
                                                 Content::kFrame, head.quality()));
 }
@@ -90,6 +93,7 @@ RecordBlockWriter::RecordBlockWriter(ExpectedBlock expected, std::uint64_t total
       content_(content),
       descriptor_(std::move(expected.descriptor)),
       frame_quality_(frame_quality),
+      offered_references_(std::move(expected.offered_references)),
       section_bytes_(RawSectionBytes(geometry)),
       raw_bytes_(geometry.raw_block_bytes()),
       header_bytes_(content == Content::kRawKv ? FrameHeaderBytes(section_bytes_.size()) : 0),
@@ -102,7 +106,8 @@ RungRow RecordBlockWriter::rung() const {
   return {.rung = descriptor_.rung,
           .quality = descriptor_.quality,
           .codec = descriptor_.codec,
-          .profile = descriptor_.profile};
+          .profile = descriptor_.profile,
+          .references = references_};
 }
 
 void RecordBlockWriter::CopyRaw(std::span<const std::byte> piece) {
@@ -190,11 +195,31 @@ absl::Status RecordBlockWriter::SealFrame() {
   const absl::StatusOr<FrameView> frame = FrameView::Parse(record_.payload());
   if (!frame.ok()) return NoFrameOfThisPut(block_index_, std::string(frame.status().message()));
   KV_RETURN_IF_ERROR(CheckFrame(*frame));
+  KV_RETURN_IF_ERROR(TakeReferences(*frame));
   if (frame->codec() != CodecId::kRaw) {
     descriptor_.profile = frame->profile();
     record_.ReplaceDescriptor(descriptor_.Encode());
   }
   record_.SetPayloadCrc32c(frame_crc_);
+  return absl::OkStatus();
+}
+
+absl::Status RecordBlockWriter::TakeReferences(const FrameView& frame) {
+  const auto table = ReferencesOf(frame, descriptor_.row.tokens.size());
+  if (!table.ok()) return NoFrameOfThisPut(block_index_, std::string(table.status().message()));
+  for (const FrameReference& reference : table->references) {
+    const RungReference* offered = nullptr;
+    for (std::size_t i = 0; offered_references_ != nullptr && i < offered_references_->size();
+         ++i) {
+      if ((*offered_references_)[i].node == reference.node) offered = &(*offered_references_)[i];
+    }
+    if (offered == nullptr) {
+      return NoFrameOfThisPut(block_index_,
+                              absl::StrCat("it was coded against block ", reference.node.ToHex(),
+                                           ", which this put was not offered"));
+    }
+    references_.push_back(*offered);
+  }
   return absl::OkStatus();
 }
 

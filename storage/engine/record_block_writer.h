@@ -22,6 +22,8 @@ struct ExpectedBlock {
   Quality frame_quality_min = Quality::kExact;  // that the put has announced
   // At which it may be served at most; less than exact on top of a lossy prefix.
   Quality served_quality_max = Quality::kExact;
+  // Frames that this put may be coded against.
+  std::shared_ptr<const std::vector<RungReference>> offered_references;
 };
 
 // Builds the frame of one block in the memory of a payload record as chunks arrive. Raw bytes get a
@@ -68,10 +70,13 @@ class RecordBlockWriter final : public BlockWriter {
   void SealRaw();
   absl::Status SealFrame();
   absl::Status CheckFrame(const FrameView& frame) const;
+  absl::Status TakeReferences(const FrameView& frame);
 
   const Content content_;
   NodeDescriptor descriptor_;
   const Quality frame_quality_;
+  const std::shared_ptr<const std::vector<RungReference>> offered_references_;
+  std::vector<RungReference> references_;           // of a frame that is sealed
   const std::vector<std::uint32_t> section_bytes_;  // of raw KV
   const std::size_t raw_bytes_;
   const std::size_t header_bytes_;  // in front of the client's byte 0

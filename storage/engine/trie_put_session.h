@@ -44,7 +44,9 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   ExpectedBlock Expect(std::uint32_t block) const;
   // At which KV of this put may be served: on a lossy prefix at no more than that was restored at.
   Quality ServedMax(std::uint32_t block) const {
-    return blocks[block].provenance == Provenance::kExact ? Quality::kExact : lossy_quality;
+    const Quality restored =
+        blocks[block].provenance == Provenance::kExact ? Quality::kExact : lossy_quality;
+    return detaches_at ? LowerOf(restored, *detaches_at) : restored;
   }
   // What a stored frame must be served at for the put to have nothing to add.
   Quality Wanted(std::uint32_t block) const { return LowerOf(quality, ServedMax(block)); }
@@ -64,6 +66,8 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   Quality lossy_quality = Quality::kExact;  // at which the prefix was restored
   bool beside_exact = false;
   bool only_existing = false;
+  std::optional<Quality> detaches_at;
+  std::shared_ptr<const std::vector<RungReference>> references;
   bool durable = false;
   std::uint32_t expires_seconds = 0;
   std::uint32_t priority = 0;
@@ -84,6 +88,7 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
 
   // Guarded by the core's index_mutex_.
   HoldTable::Hold hold;  // the deepest stored block
+  std::vector<HoldTable::Hold> reference_holds;
 };
 
 }  // namespace kvtrie

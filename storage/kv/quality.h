@@ -69,16 +69,17 @@ constexpr double MeanKlMax(Quality quality) {
 
 // How a frame's body is made (storage/codec/FORMAT.md).
 enum class CodecId : std::uint16_t {
-  kRaw = 1,       // the KV itself
-  kLossless = 2,  // the KV, packed
-  kResidual = 3,  // what a profile's predictions leave, quantized
-  kRotated = 4,   // quantized without a profile
+  kRaw = 1,         // the KV itself
+  kLossless = 2,    // the KV, packed
+  kResidual = 3,    // what a profile's predictions leave, quantized
+  kRotated = 4,     // quantized without a profile
+  kReferenced = 5,  // as residual, of some tokens the difference to the same text's KV elsewhere
 };
 inline constexpr CodecId kAllCodecs[] = {CodecId::kRaw, CodecId::kLossless, CodecId::kResidual,
-                                         CodecId::kRotated};
+                                         CodecId::kRotated, CodecId::kReferenced};
 
 constexpr bool IsCodec(CodecId codec) {
-  return codec >= CodecId::kRaw && codec <= CodecId::kRotated;
+  return codec >= CodecId::kRaw && codec <= CodecId::kReferenced;
 }
 
 // The rung that frames of a codec are on.

@@ -6,17 +6,19 @@
 //                   u16 salt_bytes | u16 extra_key_bytes | u16 token_count |
 //                   salt | extra_key | tokens, u32 each |
 //                   per rung: u8 rung | u8 quality | u32 segment | u32 offset_units |
-//                   u32 record_bytes | u16 codec | 16 profile
+//                   u32 record_bytes | u16 codec | 16 profile | version 3: references
 //                   (version 1: u32 offset_pages for offset_units, neither codec nor profile)
 //   NodeDescriptor  u32 tenant | 16 node | u8 rung | u8 quality | version 2: u16 codec | 16 profile
 //                   | NodeRow, sealed, to the end
+//   references      u8 count | 16 node | u8 rung, each
 //   PinRow          16 node | i64 end
 //   StoreConfig     u32 version | u64 path_hash_seed | 32 namespace_secret
 //
-// PinRow and StoreConfig are of version 1. A NodeRow is of version 2 if it has a rung, else of
-// version 1. A NodeDescriptor is of version 1 while its rung has the codec that version 1 means
-// (exact: raw, coded: residual) and no profile, else of version 2. Rows of version 1 with rungs,
-// which such codecs have, are read.
+// PinRow and StoreConfig are of version 1. A NodeRow is of version 3 if a rung has references, else
+// of version 2 if it has a rung, else of version 1. A NodeDescriptor is of version 3 if its rung
+// has references, of version 1 while its rung has the codec that version 1 means (exact: raw,
+// coded: residual) and no profile, else of version 2. Rows of version 1 with rungs, which such
+// codecs have, are read.
 #include "storage/meta/node_row.h"
 
 #include <algorithm>
@@ -40,6 +42,8 @@ namespace {
 constexpr std::uint8_t kRowVersion = 1;
 // With a codec and a profile for each rung, and places in units.
 constexpr std::uint8_t kCodecRowVersion = 2;
+// And with what each rung was coded against.
+constexpr std::uint8_t kReferenceRowVersion = 3;
 // What version 1 counts places in: pages of so many units.
 constexpr std::uint32_t kUnitsPerPage = 8;
 
@@ -70,11 +74,49 @@ absl::Status CheckRung(Rung rung, Quality quality, CodecId codec, const ProfileI
   return absl::OkStatus();
 }
 
+absl::Status CheckReferences(CodecId codec, std::span<const RungReference> references) {
+  if (codec != CodecId::kReferenced) {
+    return references.empty() ? absl::OkStatus() : Invalid("references");
+  }
+  if (references.empty() || references.size() > kRungReferencesMax) {
+    return Invalid("count of references");
+  }
+  for (std::size_t i = 0; i < references.size(); ++i) {
+    if (references[i].node.empty()) return Invalid("node of reference");
+    if (references[i].rung != Rung::kCoded && references[i].rung != Rung::kExact) {
+      return Invalid("rung of reference");
+    }
+    for (std::size_t other = 0; other < i; ++other) {
+      if (references[other].node == references[i].node) return Invalid("references: one twice");
+    }
+  }
+  return absl::OkStatus();
+}
+
+void WriteReferences(ByteWriter& writer, std::span<const RungReference> references) {
+  writer.Write(static_cast<std::uint8_t>(references.size()));
+  for (const RungReference& reference : references) {
+    writer.Write(reference.node);
+    writer.Write(reference.rung);
+  }
+}
+
+// As many as are there; CheckReferences bounds them.
+std::vector<RungReference> ReadReferences(ByteReader& reader) {
+  std::vector<RungReference> references(reader.Read<std::uint8_t>());
+  for (RungReference& reference : references) {
+    reference.node = reader.Read<TrieNodeId>();
+    reference.rung = reader.Read<Rung>();
+  }
+  return references;
+}
+
 absl::Status CheckRungs(const NodeRow& row) {
   const RungRow* before = nullptr;
   for (const RungRow& rung : row.rungs) {
     KV_RETURN_IF_ERROR(
         CheckRung(rung.rung, rung.quality, rung.codec, rung.profile, row.provenance));
+    KV_RETURN_IF_ERROR(CheckReferences(rung.codec, rung.references));
     if (before != nullptr && before->rung >= rung.rung) return Invalid("order of rungs");
     if (rung.segment == 0) return Invalid("segment of rung");
     if (rung.record_bytes == 0) return Invalid("record_bytes of rung");
@@ -96,6 +138,11 @@ absl::Status CheckPin(const PinRow& pin) {
   if (pin.node.empty()) return Invalid("node");
   if (pin.end_unix_seconds < 0) return Invalid("end_unix_seconds");
   return absl::OkStatus();
+}
+
+bool HasReferences(const NodeRow& row) {
+  return std::any_of(row.rungs.begin(), row.rungs.end(),
+                     [](const RungRow& rung) { return !rung.references.empty(); });
 }
 
 // A row that was read: complete, and `check` found its fields in range.
@@ -146,7 +193,10 @@ void NodeRow::SetRung(const RungRow& rung) {
 
 std::string NodeRow::Encode() const {
   KV_CHECK(Validate().ok());
-  ByteWriter writer = StartSealed(rungs.empty() ? kRowVersion : kCodecRowVersion);
+  const bool has_references = HasReferences(*this);
+  ByteWriter writer = StartSealed(has_references  ? kReferenceRowVersion
+                                  : rungs.empty() ? kRowVersion
+                                                  : kCodecRowVersion);
   writer.Write(provenance);
   writer.Write(priority);
   writer.Write(static_cast<std::uint8_t>(rungs.size()));
@@ -171,12 +221,13 @@ std::string NodeRow::Encode() const {
     writer.Write(rung.record_bytes);
     writer.Write(rung.codec);
     writer.Write(rung.profile);
+    if (has_references) WriteReferences(writer, rung.references);
   }
   return Seal(std::move(writer));
 }
 
 absl::StatusOr<NodeRow> NodeRow::Decode(std::string_view bytes) {
-  KV_ASSIGN_OR_RETURN(UnsealedBytes unsealed, UnsealUpTo("node row", kCodecRowVersion, bytes));
+  KV_ASSIGN_OR_RETURN(UnsealedBytes unsealed, UnsealUpTo("node row", kReferenceRowVersion, bytes));
   ByteReader& reader = unsealed.reader;
   const bool in_pages = unsealed.version == kRowVersion;
   NodeRow row;
@@ -207,6 +258,7 @@ absl::StatusOr<NodeRow> NodeRow::Decode(std::string_view bytes) {
     if (!in_pages) {
       rung.codec = reader.Read<CodecId>();
       rung.profile = reader.Read<ProfileId>();
+      if (unsealed.version == kReferenceRowVersion) rung.references = ReadReferences(reader);
       continue;
     }
     rung.codec = ImpliedCodec(rung.rung);
@@ -219,6 +271,9 @@ absl::StatusOr<NodeRow> NodeRow::Decode(std::string_view bytes) {
   // One row has one form that is written.
   if (!in_pages && row.rungs.empty()) {
     return absl::DataLossError("node row: version 2 without need");
+  }
+  if (unsealed.version == kReferenceRowVersion && !HasReferences(row)) {
+    return absl::DataLossError("node row: version 3 without need");
   }
   return row;
 }

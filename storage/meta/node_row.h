@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/quality.h"
+#include "storage/kv/rung_reference.h"
 #include "storage/kv/trie_node_id.h"
 
 namespace kvtrie {
@@ -17,6 +19,8 @@ namespace kvtrie {
 // Unimplemented when it is intact and a newer release wrote it. Layouts: node_row.cc.
 
 inline constexpr std::uint8_t kPriorityMax = 15;
+
+inline constexpr std::size_t kRungReferencesMax = 16;
 
 // Where one rung of a node lies; mirrors PayloadLocation, which this folder may not include. Places
 // of version 1, which counts pages, are read as units.
@@ -30,6 +34,7 @@ struct RungRow {
   std::uint32_t segment = 0;  // never 0 in a row
   std::uint32_t offset_units = 0;
   std::uint32_t record_bytes = 0;
+  std::vector<RungReference> references{};  // of codec kReferenced: 1 to kRungReferencesMax
 
   bool operator==(const RungRow&) const = default;
 };
@@ -65,7 +70,8 @@ struct NodeRow {
 };
 
 // Rebuilds a row when the metadata is lost: the descriptor of a payload record. The row in it has
-// no rungs; the record's location and these fields are its rung.
+// no rungs; the record's location and these fields are its rung. What a frame of codec kReferenced
+// was coded against is in the frame.
 struct NodeDescriptor {
   TenantId tenant;
   TrieNodeId node;

@@ -114,7 +114,9 @@ std::vector<rocksdb::ColumnFamilyDescriptor> TableDescriptors(
     table.block_cache = cache;
     table.cache_index_and_filter_blocks = true;
     table.pin_l0_filter_and_index_blocks_in_cache = true;
-    if (MetaTable{static_cast<std::uint8_t>(i)} == MetaTable::kNodes) {
+    const MetaTable kind{static_cast<std::uint8_t>(i)};
+    // Most nodes and sessions that are asked for are new.
+    if (kind == MetaTable::kNodes || kind == MetaTable::kSessions) {
       table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(kBloomBitsPerKey));
     }
     rocksdb::ColumnFamilyOptions family;

@@ -8,6 +8,7 @@
 #include "storage/base/byte_order.h"
 #include "storage/base/check.h"
 #include "storage/kv/path.h"
+#include "storage/trie/surprisal.h"
 
 namespace kvtrie {
 namespace {
@@ -191,10 +192,15 @@ NodeRef TrieIndex::InsertUnlinked(const NewNode& from) {
   Keep(from.frames, &to);
   to.on_lossy = from.provenance == Provenance::kOnLossy ? 1 : 0;
   to.last_used_seconds = from.last_used_seconds;
+  to.traffic_bits = from.traffic.bits();
   to.expires_seconds = from.expires_seconds;
   to.priority = from.priority & 15u;
-  to.surprisal_bits = from.block_surprisal_bits;
-  to.depth = from.depth & 0x7fffffu;
+  to.is_known = from.block_surprisal_bits > 0 ? 1 : 0;
+  to.path_is_known = to.is_known;
+  // Of the block alone, until it is linked.
+  to.surprisal_bits =
+      to.is_known != 0 ? from.block_surprisal_bits : EstimatedSurprisalBits(from.tokens.size());
+  to.depth = from.depth & 0x3fffffu;
   if (!from.salt.empty() || !from.extra_key.empty()) {
     to.has_extra = 1;
     extras_.emplace(ref, Extra{std::string(from.salt), std::string(from.extra_key)});
@@ -229,6 +235,12 @@ void TrieIndex::Link(NodeRef ref, NodeRef parent) {
   LinkChild(ref, parent != 0 ? parent : (IndexNode::kRootBit | node(ref).model));
 }
 
+void TrieIndex::AddSurprisalAbove(NodeRef ref, NodeRef parent) {
+  IndexNode& below = mutable_node(ref);
+  below.surprisal_bits += node(parent).surprisal_bits;
+  below.path_is_known = below.is_known & node(parent).path_is_known;
+}
+
 void TrieIndex::FinishLoading() {
   std::vector<NodeRef> stack;
   for (const ModelRoot& root : models_) {
@@ -240,7 +252,7 @@ void TrieIndex::FinishLoading() {
     const NodeRef up = stack.back();
     stack.pop_back();
     for (NodeRef child = node(up).first_child; child != 0; child = node(child).next_sibling) {
-      mutable_node(child).surprisal_bits += node(up).surprisal_bits;
+      AddSurprisalAbove(child, up);
       stack.push_back(child);
     }
   }
@@ -252,11 +264,11 @@ NodeRef TrieIndex::Insert(const NewNode& from) {
     const IndexNode& up = node(from.parent);
     KV_CHECK(up.alive != 0 && up.model == from.model);
     placed.depth = up.depth + 1;
-    placed.block_surprisal_bits += up.surprisal_bits;
   } else {
     placed.depth = 1;
   }
   const NodeRef ref = InsertUnlinked(placed);
+  if (from.parent != 0) AddSurprisalAbove(ref, from.parent);
   Link(ref, from.parent);
   return ref;
 }
@@ -284,6 +296,7 @@ void TrieIndex::Erase(NodeRef ref) {
     extra_bytes_ -= extra->second.salt.size() + extra->second.extra_key.size();
     extras_.erase(extra);
   }
+  if (gone.name_bits == kNameBitsMax) many_names_.erase(ref);
   --root.node_count;
   root.frame_count -= gone.has_frame() ? 1 : 0;
   root.other_frame_count -= gone.has_other() ? 1 : 0;
@@ -323,6 +336,21 @@ void TrieIndex::SetRetention(NodeRef ref, std::uint32_t expires_seconds, std::ui
   changed.priority = priority & 15u;
 }
 
+std::uint32_t TrieIndex::name_count(NodeRef ref) const {
+  const std::uint32_t bits = node(ref).name_bits;
+  return bits < kNameBitsMax ? bits : many_names_.find(ref)->second;
+}
+
+void TrieIndex::SetNameCount(NodeRef ref, std::uint32_t count) {
+  IndexNode& named = mutable_node(ref);
+  if (count >= kNameBitsMax) {
+    many_names_[ref] = count;
+  } else if (named.name_bits == kNameBitsMax) {
+    many_names_.erase(ref);
+  }
+  named.name_bits = static_cast<std::uint8_t>(std::min(count, kNameBitsMax) & 127u);
+}
+
 void TrieIndex::CacheTokens(NodeRef ref, std::span<const TokenId> tokens) {
   IndexNode& owner = mutable_node(ref);
   // Tokens of a model that is not registered yet would lie in a pool that nobody can name.
@@ -350,19 +378,18 @@ std::string_view TrieIndex::salt(NodeRef ref) const {
 void TrieIndex::Touch(NodeRef ref, std::uint32_t now_seconds) const {
   // Only these two fields change under a shared lock, and a lost count does no harm.
   auto& touched = const_cast<IndexNode&>(node(ref));
+  const NodeTraffic used = touched.traffic().Used(touched.idle_seconds(now_seconds));
+  std::atomic_ref<std::uint32_t>(touched.traffic_bits)
+      .store(used.bits(), std::memory_order_relaxed);
   std::atomic_ref<std::uint32_t>(touched.last_used_seconds)
       .store(now_seconds, std::memory_order_relaxed);
-  std::atomic_ref<std::uint32_t> count(touched.use_count);
-  const std::uint32_t before = count.load(std::memory_order_relaxed);
-  if (before != std::numeric_limits<std::uint32_t>::max()) {
-    count.store(before + 1, std::memory_order_relaxed);
-  }
 }
 
 std::size_t TrieIndex::memory_bytes() const {
   return chunks_.size() * kChunkNodes * sizeof(IndexNode) + edges_.memory_bytes() +
          ids_.memory_bytes() + extra_bytes_ +
          extras_.capacity() * (sizeof(NodeRef) + sizeof(Extra) + 1) +
+         many_names_.capacity() * (2 * sizeof(std::uint32_t) + 1) +
          models_.capacity() * sizeof(ModelRoot);
 }
 
@@ -422,6 +449,9 @@ absl::Status TrieIndex::CheckInvariants() const {
       return fault(ref, "has another frame without a first, or of no quality");
     }
     if ((at.has_extra != 0) != extras_.contains(ref)) return fault(ref, "has lost its extra key");
+    if ((at.name_bits == kNameBitsMax) != many_names_.contains(ref)) {
+      return fault(ref, "has lost its names");
+    }
   }
   if (alive_count != node_count_) return absl::InternalError("trie: node count is off");
   if (edges_.size() != node_count_ || ids_.size() != node_count_) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "storage/kv/ids.h"
 #include "storage/kv/quality.h"
 #include "storage/kv/trie_node_id.h"
+#include "storage/trie/node_traffic.h"
 #include "storage/trie/path_hash.h"
 #include "storage/trie/ref_table.h"
 #include "storage/trie/token_cache.h"
@@ -55,21 +57,37 @@ struct IndexNode {
   TokenCache::Slot token_slot = 0;
   std::uint32_t edge_hash = 0;
   std::uint32_t last_used_seconds = 0;  // atomic_ref
-  std::uint32_t use_count = 0;          // atomic_ref
+  std::uint32_t traffic_bits = 0;       // atomic_ref
   std::uint32_t expires_seconds = 0;    // 0 = never
-  float surprisal_bits = 0;             // of the whole path
-  std::uint32_t depth : 23 = 0;         // 1 = first block
+  float surprisal_bits = 0;             // of the whole path; see NewNode
+  std::uint32_t depth : 22 = 0;         // 1 = first block
   std::uint32_t priority : 4 = 0;
   std::uint32_t quality_bits : 3 = 0;  // of the frame
   std::uint32_t on_lossy : 1 = 0;
   std::uint32_t has_extra : 1 = 0;
+  std::uint32_t not_codable : 1 = 0;  // coding the frame was tried and gave nothing smaller
   ModelSlot model = 0;
-  std::uint8_t alive = 0;
+  std::uint8_t alive : 1 = 0;
+  std::uint8_t name_bits : 7 = 0;           // sessions with a name that end here, up to 127
   std::uint8_t codec_bits : 3 = 0;          // of the frame
   std::uint8_t other_quality_bits : 3 = 0;  // 0: there is no other frame
-  std::uint8_t not_codable : 1 = 0;         // coding the frame was tried and gave nothing smaller
+  std::uint8_t is_known : 1 = 0;            // the block's surprisal was given
+  std::uint8_t path_is_known : 1 = 0;       // and that of all blocks above it
 
   static constexpr NodeRef kRootBit = 0x80000000u;
+  // Both may be read while others touch the node.
+  NodeTraffic traffic() const {
+    return NodeTraffic(std::atomic_ref<std::uint32_t>(const_cast<std::uint32_t&>(traffic_bits))
+                           .load(std::memory_order_relaxed));
+  }
+  std::uint32_t idle_seconds(std::uint32_t now_seconds) const {
+    const std::uint32_t last =
+        std::atomic_ref<std::uint32_t>(const_cast<std::uint32_t&>(last_used_seconds))
+            .load(std::memory_order_relaxed);
+    return now_seconds > last ? now_seconds - last : 0;
+  }
+  // How often a path through it was asked for.
+  std::uint32_t use_count() const { return traffic().uses(); }
   bool has_frame() const { return frame.segment != 0; }
   Quality quality() const { return static_cast<Quality>(quality_bits); }
   CodecId codec() const { return static_cast<CodecId>(codec_bits); }
@@ -115,8 +133,10 @@ struct NewNode {
   std::string_view extra_key{};
   std::span<const TokenId> tokens{};
   NodeFrames frames{};
+  // I(block | path above) as the client gave it; 0 = not known, and estimated (surprisal.h).
   float block_surprisal_bits = 0;
   std::uint32_t last_used_seconds = 0;
+  NodeTraffic traffic{};
   std::uint32_t expires_seconds = 0;
   std::uint32_t priority = 0;
   std::uint32_t depth = 0;  // InsertUnlinked only
@@ -188,6 +208,9 @@ class TrieIndex {
   // Until its frames change, may_be_coded is false.
   void MarkNotCodable(NodeRef ref);
   void SetRetention(NodeRef ref, std::uint32_t expires_seconds, std::uint32_t priority);
+  // Sessions with a name that end at a node. Gone with the node.
+  std::uint32_t name_count(NodeRef ref) const;
+  void SetNameCount(NodeRef ref, std::uint32_t count);
   // Puts a node's tokens into the cache, if they are not there.
   void CacheTokens(NodeRef ref, std::span<const TokenId> tokens);
   // Tokens of a node, or empty when they are not in memory.
@@ -221,6 +244,7 @@ class TrieIndex {
 
  private:
   static constexpr std::size_t kChunkNodes = 4096;
+  static constexpr std::uint32_t kNameBitsMax = 127;  // stands for what many_names_ says
 
   struct Extra {
     std::string salt;
@@ -230,6 +254,7 @@ class TrieIndex {
   IndexNode& mutable_node(NodeRef ref) { return chunks_[ref / kChunkNodes][ref % kChunkNodes]; }
   NodeRef AllocateRef();
   void LinkChild(NodeRef ref, NodeRef parent_link);
+  void AddSurprisalAbove(NodeRef ref, NodeRef parent);
   bool Matches(NodeRef ref, NodeRef parent_link, Provenance provenance, std::string_view salt,
                std::string_view extra_key, std::span<const TokenId> tokens, bool* verified) const;
   void PrefetchNode(std::uint32_t edge_hash) const;
@@ -250,6 +275,7 @@ class TrieIndex {
   RefTable ids_;
   TokenCache tokens_;
   absl::flat_hash_map<NodeRef, Extra> extras_;
+  absl::flat_hash_map<NodeRef, std::uint32_t> many_names_;  // of nodes with more than fit
   std::size_t extra_bytes_ = 0;
   std::vector<ModelRoot> models_;
   absl::flat_hash_map<std::pair<TenantId, ModelId>, ModelSlot> model_slots_;

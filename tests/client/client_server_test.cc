@@ -510,6 +510,119 @@ TEST_F(CliServerTest, OperatorFindsKeepsAndRemovesWhatIsStored) {
   EXPECT_EQ(RunKvtrie({"drain", "--deadline", "5"}), ExitCode::kOk) << err_.str();
 }
 
+// Sessions with a document in common, put and found by clients of the server's own program.
+TEST_F(CliServerTest, SimilarFindsSessionsByPrefixAndByText) {
+  ClientOptions options;
+  options.targets = {server_.listen};
+  const auto client = *Client::Create(options);
+  const auto model = client->RegisterModel(Spec());
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto put = [&](std::vector<TokenId> tokens, std::string_view name) {
+    Session session(7, tokens.size() / model->block_tokens);
+    session.tokens = std::move(tokens);
+    PutPath path = session.Path(model->id);
+    path.session_id = name;
+    const PutReport report = client->Put({&path, 1})[0];
+    EXPECT_TRUE(report.all_stored());
+  };
+  const auto joined = [](std::initializer_list<std::vector<TokenId>> parts) {
+    std::vector<TokenId> all;
+    for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+  };
+  const auto system = BenchTokens(1, 100, 3);
+  const auto document = BenchTokens(1, 101, 6);
+  put(joined({system, BenchTokens(1, 102, 2)}), "same prompt");
+  put(joined({BenchTokens(1, 103, 1), document, BenchTokens(1, 104, 1)}), "same document");
+  put(BenchTokens(1, 105, 4), "stranger");
+  const auto query = joined({system, {1, 2, 3}, document});
+
+  const auto similar = client->Similar(model->id, query, 8);
+  ASSERT_TRUE(similar.ok()) << similar.status();
+  ASSERT_EQ(similar->sessions_size(), 2);
+  EXPECT_EQ(similar->sessions(0).session_ids(0), "same document");
+  EXPECT_GE(similar->sessions(0).shared_run_tokens(), document.size());
+  EXPECT_EQ(similar->sessions(1).session_ids(0), "same prompt");
+  EXPECT_EQ(similar->sessions(1).shared_prefix_blocks(), 3u);
+  EXPECT_EQ(client->Similar(model->id, query, 1)->sessions_size(), 1);
+  EXPECT_EQ(client->Similar(model->id, query, 8, "salt")->sessions_size(), 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(client->Similar(model->id, query, 65).status()));
+
+  const std::string file = ::testing::TempDir() + "/kvtrie-similar-tokens";
+  std::ofstream(file, std::ios::binary)
+      .write(reinterpret_cast<const char*>(query.data()),
+             static_cast<std::streamsize>(query.size() * sizeof(TokenId)));
+  const std::string id(IdToHex(model->id.view()));
+  ASSERT_EQ(RunKvtrie({"similar", "--model", id, "--tokens-file", file, "--json"}), ExitCode::kOk)
+      << err_.str();
+  ASSERT_EQ(Json()["sessions"].size(), 2u);
+  EXPECT_EQ(Json()["sessions"][0]["session_ids"][0], "same document");
+  EXPECT_EQ(Json()["sessions"][0]["runs"][0]["first_token"], system.size() + 3);
+  EXPECT_EQ(Json()["sessions"][1]["shared_prefix_blocks"], 3);
+  ASSERT_EQ(RunKvtrie({"similar", "--model", id, "--tokens-file", file, "--count", "1"}),
+            ExitCode::kOk);
+  EXPECT_THAT(out_.str(), ::testing::HasSubstr("same document"));
+  EXPECT_THAT(out_.str(), ::testing::Not(::testing::HasSubstr("same prompt")));
+}
+
+TEST_F(CliServerTest, OperatorSeesGroupsOfSessions) {
+  ClientOptions options;
+  options.targets = {server_.listen};
+  const auto client = Client::Create(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto model = (*client)->RegisterModel(Spec());
+  ASSERT_TRUE(model.ok()) << model.status();
+  ASSERT_EQ(RunKvtrie({"groups"}), ExitCode::kOk) << err_.str();
+  EXPECT_THAT(out_.str(), ::testing::StartsWith("GROUP"));
+  ASSERT_EQ(RunKvtrie({"groups", "--json"}), ExitCode::kOk) << err_.str();
+  EXPECT_TRUE(Json()["groups"].empty());
+
+  // Two groups of three sessions: 4 blocks shared, 2 of their own.
+  std::string looked_up;
+  for (std::uint64_t number = 0; number < 6; ++number) {
+    Session session(100 + number, 6);
+    const Session shared(number / 3, 6);
+    std::copy_n(shared.tokens.begin(), 4 * session.tokens.size() / 6, session.tokens.begin());
+    const PutPath path = session.Path(model->id);
+    ASSERT_TRUE((*client)->Put(std::span(&path, 1))[0].all_stored());
+    const auto found = (*client)->Lookup(model->id, session.tokens);
+    ASSERT_TRUE(found.ok()) << found.status();
+    looked_up = IdToHex(found->group_id());
+  }
+  ASSERT_EQ(RunKvtrie({"groups", "--json"}), ExitCode::kOk) << err_.str();
+  ASSERT_EQ(Json()["groups"].size(), 2u);
+  EXPECT_FALSE(Json()["more"]);
+  const nlohmann::json group = Json()["groups"][1];
+  EXPECT_EQ(group["group_id"], looked_up);
+  EXPECT_EQ(group["sessions"], 3);
+  EXPECT_EQ(group["shared_blocks"], 4);
+  EXPECT_EQ(group["blocks"], 10);
+  EXPECT_TRUE(group["shared_bits_estimated"]);
+  EXPECT_EQ(group["saved_bytes"].get<std::uint64_t>() * 10,
+            group["stored_bytes"].get<std::uint64_t>() * 8);
+  ASSERT_EQ(RunKvtrie({"groups", "--limit", "1"}), ExitCode::kOk);
+  EXPECT_THAT(out_.str(), ::testing::Not(::testing::HasSubstr(looked_up)));
+  EXPECT_THAT(err_.str(), ::testing::HasSubstr("there are more"));
+  ASSERT_EQ(RunKvtrie({"groups"}), ExitCode::kOk);
+  EXPECT_THAT(out_.str(), ::testing::HasSubstr(looked_up));
+
+  ASSERT_EQ(RunKvtrie({"groups", "show", looked_up, "--json"}), ExitCode::kOk) << err_.str();
+  const nlohmann::json branches = Json()["branches"];
+  ASSERT_EQ(branches.size(), 4u);
+  int on_centroid = 0;
+  for (const auto& branch : branches) on_centroid += branch["on_centroid"].get<bool>() ? 1 : 0;
+  EXPECT_EQ(on_centroid, 2);
+  ASSERT_EQ(RunKvtrie({"groups", "show", looked_up}), ExitCode::kOk) << err_.str();
+  EXPECT_THAT(out_.str(),
+              ::testing::AllOf(::testing::HasSubstr("\n* "), ::testing::HasSubstr("\n  * "),
+                               ::testing::HasSubstr("\n  - "), ::testing::HasSubstr("(estimated)"),
+                               ::testing::HasSubstr(branches[1]["first_id"].get<std::string>())));
+  ASSERT_EQ(RunKvtrie({"groups", "show", looked_up, "--limit", "2", "--json"}), ExitCode::kOk);
+  EXPECT_TRUE(Json()["more"]);
+  EXPECT_EQ(Json()["branches"].size(), 2u);
+  EXPECT_EQ(RunKvtrie({"groups", "show", std::string(32, '7')}), ExitCode::kNotFound);
+}
+
 TEST_F(CliServerTest, OperatorKeepsProfiles) {
   const std::string folder = ::testing::TempDir() + "/kvtrie-profiles";
   std::filesystem::create_directories(folder);

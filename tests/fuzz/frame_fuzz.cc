@@ -37,7 +37,9 @@ void TryFrame(const std::string& bytes) {
   std::byte binding[kFrameBindingBytes];
   WriteFrameBinding(frame->binding(), binding);
   KV_CHECK(std::equal(std::begin(binding), std::end(binding), frame->body().begin()));
-  KV_CHECK((frame->codec() != CodecId::kResidual) || !frame->profile().empty());
+  const bool by_profile =
+      frame->codec() == CodecId::kResidual || frame->codec() == CodecId::kReferenced;
+  KV_CHECK(!by_profile || !frame->profile().empty());
 }
 
 // Gives the header the checksum that it should have, so that mutations come past it.

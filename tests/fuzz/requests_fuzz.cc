@@ -33,8 +33,11 @@ void TryAll(const std::uint8_t* data, std::size_t size) {
   }
   if (v1::PutAnnounce announce;
       Parse(data, size, &announce) && CheckAnnounce(announce, limits).ok()) {
-    const auto bits = BlockSurprisalBits(announce.probabilities().log_probs(), 16);
-    KV_CHECK(!bits.ok() || bits->size() <= kPathTokensMax / 16);
+    const RequestPath path(announce.prefix());
+    const auto bits =
+        BlockSurprisalBits(FromProto(announce.probabilities()), path.view().tokens, 16);
+    KV_CHECK(!bits.ok() || bits->size() <= path.view().tokens.size() / 16);
+    for (const float of_block : bits.value_or(std::vector<float>())) KV_CHECK(of_block > 0);
     KV_CHECK(IsQuality(FromProto(announce.quality())));
     KV_CHECK(IsQuality(FromProto(announce.restored_quality())));
   }

@@ -1,4 +1,4 @@
-// Writes the corpora of residual_body_fuzz and profile_body_fuzz:
+// Writes the corpora of residual_body_fuzz, referenced_body_fuzz and profile_body_fuzz:
 //
 //   residual_corpus tests/fuzz/corpus
 #include <cstdio>
@@ -42,6 +42,18 @@ void WriteCorpora(const std::filesystem::path& folder) {
   SyntheticText large = MakeText(spec, 40, 1, 300);
   Write(folder / "residual_body/escapes.bin",
         AsText(EncodeText(*codec, spec, large, Quality::kHigh).encoded[1].body));
+
+  Write(folder / "profile_body/differences.bin", FuzzProfileOfDifferences().EncodeBody());
+  const SharedBlocks shared(spec, FuzzOther(), FuzzShared());
+  const auto against =
+      MakeCodec(spec, FuzzProfileOfDifferences())->Encode(shared.blocks, Quality::kHigh);
+  KV_CHECK(against.ok());
+  const char* const kBlocks[] = {"first_token", "whole", "part"};
+  for (std::size_t b = 0; b < 3; ++b) {
+    KV_CHECK((*against)[b].referenced_tokens > 0);
+    Write(folder / "referenced_body" / (std::string(kBlocks[b]) + ".bin"),
+          AsText((*against)[b].body));
+  }
 }
 
 }  // namespace

@@ -3,8 +3,10 @@
 #include <vector>
 
 #include "tests/storage/codec/residual_fixture.h"
+#include "tests/storage/codec/shared_text.h"
 
-// The model, profile and blocks that residual_body_fuzz, profile_body_fuzz and their corpus share.
+// The model, profile and blocks that residual_body_fuzz, referenced_body_fuzz, profile_body_fuzz
+// and their corpora share.
 namespace kvtrie {
 
 inline ModelSpec FuzzSpec() {
@@ -35,6 +37,17 @@ inline ResidualProfile FuzzProfile() {
     profile.first_rows.insert(profile.first_rows.end(), rows.begin(), rows.begin() + 4);
   }
   return profile;
+}
+
+inline ResidualProfile FuzzProfileOfDifferences() {
+  return WithDifferences(FuzzProfile(), FuzzSpec());
+}
+
+// Another text, and one that holds tokens of it: some of the first block and the last, all of the
+// second one.
+inline SyntheticText FuzzOther() { return MakeText(FuzzSpec(), 60, 2); }
+inline SyntheticText FuzzShared() {
+  return ShareTokens(FuzzSpec(), FuzzOther(), 3, 40, 11, 60, 3, 0.05f);
 }
 
 }  // namespace kvtrie

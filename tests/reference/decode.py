@@ -1,8 +1,9 @@
 """A frame of any codec to raw KV.
 
-  python3 tests/reference/decode.py FRAME SPEC TOKENS [PROFILE] > RAW
+  python3 tests/reference/decode.py FRAME SPEC TOKENS [PROFILE [REFERENCES]] > RAW
 
-SPEC is a stored ModelSpec (storage/kv/model_spec.cc), TOKENS are the block's token ids as u32.
+SPEC is a stored ModelSpec (storage/kv/model_spec.cc), TOKENS are the block's token ids as u32. REFERENCES are the blocks
+that a referenced frame names, one behind the other: 16 bytes of node, u32 first_position, token ids, raw KV.
 """
 
 import pathlib
@@ -15,10 +16,20 @@ import model
 import profile as profiles
 import residual
 import rotated
-from damage import Damage, NewerFormat, WrongQuestion, crc32c, require
+from damage import Damage, NewerFormat, Reader, WrongQuestion, crc32c, require
 
 
-def decode(frame, spec, tokens, profile=None) -> bytes:
+def parse_references(data: bytes, spec) -> list:
+    reader = Reader(data, "references")
+    found = []
+    while reader.left() > 0:
+        found.append(residual.Reference(node=reader.bytes(16), first_position=reader.number("I"),
+                                        tokens=tuple(reader.array("I", spec.block_tokens)),
+                                        raw=reader.bytes(spec.raw_bytes())))
+    return found
+
+
+def decode(frame, spec, tokens, profile=None, references=()) -> bytes:
     """`frame` is parsed, as are `spec` and `profile`."""
     if frame.model != spec.id:
         raise WrongQuestion("frame: of another model")
@@ -36,19 +47,21 @@ def decode(frame, spec, tokens, profile=None) -> bytes:
         return lossless.decode(frame, spec)
     if profile is None:
         raise WrongQuestion(f"frame: needs profile {frame.profile.hex()}")
-    return residual.decode(frame, spec, profile, tokens)
+    return residual.decode(frame, spec, profile, tokens, references=references)
 
 
 def main(paths) -> None:
-    frame, spec, tokens, *profile = [pathlib.Path(path).read_bytes() for path in paths]
-    parsed_profile = profiles.parse(profile[0]) if profile else None
+    frame, spec, tokens, *more = [pathlib.Path(path).read_bytes() for path in paths]
+    parsed_spec = model.parse(spec)
+    profile = profiles.parse(more[0]) if more else None
+    references = parse_references(more[1], parsed_spec) if len(more) > 1 else ()
     require(len(tokens) % 4 == 0, "tokens: not a whole number of u32")
     token_ids = struct.unpack(f"<{len(tokens) // 4}I", tokens)
-    sys.stdout.buffer.write(decode(frames.parse(frame), model.parse(spec), token_ids, parsed_profile))
+    sys.stdout.buffer.write(decode(frames.parse(frame), parsed_spec, token_ids, profile, references))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (4, 5):
+    if len(sys.argv) not in (4, 5, 6):
         sys.exit(__doc__)
     try:
         main(sys.argv[1:])

@@ -5,11 +5,12 @@ import struct
 
 from damage import NewerFormat, Reader, crc32c, require
 
-RAW, LOSSLESS, RESIDUAL, ROTATED = 1, 2, 3, 4
+RAW, LOSSLESS, RESIDUAL, ROTATED, REFERENCED = 1, 2, 3, 4, 5
 CODED, EXACT = 2, 3  # rungs
 HIGH, NEAR_EXACT, EXACT_QUALITY, SMALL, UNRATED = 1, 2, 3, 4, 5
 RUNG_AND_QUALITIES = {RAW: (EXACT, {EXACT_QUALITY}), LOSSLESS: (EXACT, {EXACT_QUALITY}),
-                      RESIDUAL: (CODED, {HIGH, NEAR_EXACT, SMALL}), ROTATED: (CODED, {UNRATED})}
+                      RESIDUAL: (CODED, {HIGH, NEAR_EXACT, SMALL}), ROTATED: (CODED, {UNRATED}),
+                      REFERENCED: (CODED, {HIGH, NEAR_EXACT, SMALL})}
 BYTES_MAX = 64 << 20
 SECTION_BYTES_MAX = 1 << 20
 NO_PROFILE = bytes(16)
@@ -65,7 +66,7 @@ def parse(data: bytes) -> Frame:
     if codec != RAW:
         frame.first_position, frame.tokens_crc32c = struct.unpack("<II", body[:8])
         frame.profile = body[8:24]
-        if codec == RESIDUAL:
+        if codec in (RESIDUAL, REFERENCED):
             require(frame.profile != NO_PROFILE, "frame: residual without a profile")
         if codec == ROTATED:
             require(frame.profile == NO_PROFILE, "frame: rotated with a profile")

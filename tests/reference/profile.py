@@ -61,6 +61,7 @@ class Profile:
     first_token: int | None
     first_rows: list  # per plane
     query_heads: int
+    differences: "Profile | None" = None
 
 
 def parse(data: bytes) -> Profile:
@@ -115,7 +116,8 @@ def _tables(reader, count: int, symbols: int) -> list:
     return tables
 
 
-def _parse_body(reader) -> Profile:
+def _parse_body(reader, whole=None) -> Profile:
+    """whole: what was read of the profile that these are the differences of."""
     plane_count = reader.number("I")
     require(1 <= plane_count <= 2048, "profile: plane_count")
     planes = []
@@ -179,9 +181,22 @@ def _parse_body(reader) -> Profile:
         _floats(reader, query_heads * rank * sum(k_dims))
         _floats(reader, len(k_dims) * 5 * query_heads)
         _floats(reader, plane_count * group_count * (22 * (1 + heads_max) + 3))
+    profile = Profile(b"", b"", planes, group_count, levels, class_tables, exponent_tables, expected, offsets, carried,
+                      prior, table_rows, first_token if has_first_token else None, first_rows, query_heads)
+    if whole is not None:
+        require([_shape(plane) for plane in planes] == [_shape(plane) for plane in whole.planes], "differences: planes")
+        require([level.quality for level in levels] == [level.quality for level in whole.levels], "differences: levels")
+        require(group_count in (0, whole.group_count), "differences: group_count")
+        require(table_count == 0 and has_first_token == 0 and query_heads == 0, "differences: parts that they have not")
+    elif reader.left() > 0:
+        require(reader.number("B") == 1, "profile: has_differences")
+        profile.differences = _parse_body(reader, profile)
     reader.end()
-    return Profile(b"", b"", planes, group_count, levels, class_tables, exponent_tables, expected, offsets, carried, prior,
-                   table_rows, first_token if has_first_token else None, first_rows, query_heads)
+    return profile
+
+
+def _shape(plane) -> tuple:
+    return plane.layer, plane.is_v, plane.heads, plane.head_dim
 
 
 def _parse_plane(reader, planes, index, level_count) -> None:

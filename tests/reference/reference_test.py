@@ -3,6 +3,7 @@
 Run by ctest with any Python 3.11; needs nothing but the standard library.
 """
 
+import dataclasses
 import pathlib
 import struct
 import sys
@@ -35,6 +36,8 @@ class Case:
         self.spec = model.parse((path.parent / "spec.bin").read_bytes())
         tokens = (path.parent / f"{block}_tokens.bin").read_bytes()
         self.tokens = struct.unpack(f"<{self.spec.block_tokens}I", tokens)
+        references = path.with_name(f"{block}_references.bin")
+        self.references = decode.parse_references(references.read_bytes(), self.spec) if references.exists() else []
         restored = path.with_name(f"{path.stem}_kv.bin")
         self.raw = (restored if restored.exists() else path.with_name(f"{block}_kv.bin")).read_bytes()
 
@@ -46,12 +49,12 @@ class Case:
 
     def decode(self, data=None, frame=None):
         return decode.decode(frame or frames.parse(self.bytes if data is None else data), self.spec, self.tokens,
-                             self.profile)
+                             self.profile, self.references)
 
 
 _PROFILES = {}
 CASES = [Case(path) for path in sorted(GOLDEN.glob("v1/codec/*/*/*_*.bin"))
-         if not path.stem.endswith("_kv") and not path.stem.endswith("_tokens")]
+         if not path.stem.endswith(("_kv", "_tokens", "_references"))]
 
 
 def reseal(data: bytes) -> bytes:
@@ -87,13 +90,21 @@ class ReferenceTest(unittest.TestCase):
         """Else the test above would claim more than it shows."""
         codecs, exponents = set(), set()
         escapes = low_bits = left_out = exact_tokens = first_tokens = in_table = sections = 0
+        mixed = several = cut = 0
         for case in CASES:
             frame = frames.parse(case.bytes)
             codecs.add((frame.codec, frame.codec != frames.RAW and frame.profile != frames.NO_PROFILE))
-            if frame.codec not in (frames.LOSSLESS, frames.RESIDUAL) or frame.profile == frames.NO_PROFILE:
+            if frame.codec not in (frames.LOSSLESS, frames.RESIDUAL, frames.REFERENCED):
+                continue
+            if frame.profile == frames.NO_PROFILE:
                 continue
             case.decode(frame=frame)
-            body = residual.Body(frame, case.spec, case.profile, case.tokens)
+            body = residual.Body(frame, case.spec, case.profile, case.tokens, references=case.references)
+            if body.references:
+                left = case.spec.block_tokens - len(body.references) - len(body.exact_tokens) - body.first_token
+                mixed += left > 0
+                several += len(case.references) > 1
+                cut += any(t - 1 in body.references and t + 1 in body.references for t in body.exact_tokens)
             exact_tokens += len(body.exact_tokens)
             first_tokens += body.first_token
             sections += len(frame.section_bytes) > 1
@@ -104,9 +115,9 @@ class ReferenceTest(unittest.TestCase):
             left_out += sum(residual.NOT_CODED in scales for plane in case.profile.planes for scales in plane.scales)
             exponents.add(case.profile.group_count)
         self.assertEqual(codecs, {(frames.RAW, False), (frames.LOSSLESS, False), (frames.LOSSLESS, True),
-                                  (frames.RESIDUAL, True), (frames.ROTATED, False)})
+                                  (frames.RESIDUAL, True), (frames.ROTATED, False), (frames.REFERENCED, True)})
         self.assertEqual(exponents, {0, 1, 2})
-        for count in (escapes, low_bits, left_out, exact_tokens, first_tokens, in_table, sections):
+        for count in (escapes, low_bits, left_out, exact_tokens, first_tokens, in_table, sections, mixed, several, cut):
             self.assertGreater(count, 0)
 
     def test_leading_sections_give_leading_layers(self):
@@ -169,6 +180,17 @@ class ReferenceTest(unittest.TestCase):
                     for profile in (None, others[0]):
                         with self.assertRaises(WrongQuestion):
                             decode.decode(frame, case.spec, case.tokens, profile)
+
+    def test_other_references_are_refused(self):
+        cases = [case for case in CASES if case.references]
+        self.assertGreater(len(cases), 3)
+        for case in cases:
+            frame = frames.parse(case.bytes)
+            for change in ({"node": bytes(16)}, {"first_position": 7}, {"raw": bytes(len(case.raw))},
+                           {"tokens": tuple(token + 1 for token in case.references[-1].tokens)}):
+                others = case.references[:-1] + [dataclasses.replace(case.references[-1], **change)]
+                with self.subTest(f"{case.name}, {change.keys()}"), self.assertRaises(WrongQuestion):
+                    decode.decode(frame, case.spec, case.tokens, case.profile, others)
 
     def test_a_changed_byte_of_a_profile_is_refused(self):
         paths = sorted({case.profile_path for case in CASES})

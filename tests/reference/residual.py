@@ -1,5 +1,9 @@
-"""The residual body, lossy and exact: storage/codec/RESIDUAL.md, with the profile of PROFILE.md."""
+"""The residual body, lossy and exact: storage/codec/RESIDUAL.md, with the profile of PROFILE.md. And the referenced
+body: REFERENCED.md.
+"""
 
+import dataclasses
+import hashlib
 import math
 import struct
 
@@ -20,11 +24,26 @@ def clamp(x, low, high):
     return min(max(x, low), high)
 
 
-class Token:
-    """What is kept of a token from plane to plane, and its restored rows."""
+@dataclasses.dataclass
+class Reference:
+    """A block that others are coded against, as it is restored."""
+    node: bytes
+    first_position: int
+    tokens: tuple
+    raw: bytes
 
-    def __init__(self, lane: int, token_id: int, group_count: int):
+
+class Token:
+    """What is kept of a token from plane to plane, and its restored rows.
+
+    profile: that codes it, which is the differences' for a token with a reference: (block, index in it).
+    """
+
+    def __init__(self, lane: int, token_id: int, profile, reference=None):
         self.lane = lane
+        self.profile = profile
+        self.reference = reference
+        group_count = profile.group_count
         self.id = token_id
         self.exponents = [0] * group_count
         self.shift = 0
@@ -42,7 +61,7 @@ class Token:
 class Body:
     """What stands in front of the symbols."""
 
-    def __init__(self, frame, spec, profile, tokens, sections=None):
+    def __init__(self, frame, spec, profile, tokens, sections=None, references=()):
         if frame.profile != profile.id:
             raise WrongQuestion("residual: the frame names another profile")
         if frame.tokens_crc32c != crc32c(struct.pack(f"<{len(tokens)}I", *tokens)):
@@ -60,6 +79,10 @@ class Body:
         require(all(a <= b for a, b in zip(self.layers, self.layers[1:])) and self.layers[-1] == len(spec.layers),
                 "residual: layers")
         self.raw_crcs = head.array("I", len(spec.layers)) if frame.codec == frames.LOSSLESS else []
+        named, runs = [], []
+        if frame.codec == frames.REFERENCED:
+            named, runs = parse_references(head, spec.block_tokens)
+            require(profile.differences is not None, "referenced: a profile without differences")
         self.exact_tokens = head.array("H", exact_count)
         require(all(a < b for a, b in zip(self.exact_tokens, self.exact_tokens[1:])) and
                 all(t < spec.block_tokens for t in self.exact_tokens), "residual: exact_tokens")
@@ -67,23 +90,74 @@ class Body:
         self.exact_rows = [head.bytes(token_bytes) for _ in range(exact_count)]
         self.first_token = flags == 1
         if self.first_token:
-            require(frame.codec == frames.RESIDUAL, "residual: first token in an exact frame")
+            require(frame.codec != frames.LOSSLESS, "residual: first token in an exact frame")
             require(frame.first_position == 0 and profile.first_token is not None and tokens[0] == profile.first_token and
                     0 not in self.exact_tokens, "residual: first token")
+        self.references = {}  # token: (block, index in it)
+        for first, count, _, _ in runs:
+            for t in range(first, first + count):
+                require(t not in self.exact_tokens and not (t == 0 and self.first_token), "referenced: token of a run")
+        blocks = [find_reference(of, references) for of in named]
+        for first, count, reference, offset in runs:
+            for i in range(count):
+                block = blocks[reference]
+                if block.tokens[offset + i] != tokens[first + i]:
+                    raise WrongQuestion("referenced: a reference of other tokens")
+                self.references[first + i] = block, offset + i
         self.is_whole = present == section_count
         self.layer_count = self.layers[present - 1]
         reader.bytes(head.at)
         self.decoder = rans.Decoder(reader.bytes(reader.left()), "residual: symbols")
 
 
-def decode(frame, spec, profile, tokens, sections=None) -> bytes:
+def parse_references(reader, block_tokens: int):
+    """([(node, digest, first_position)], [(first_token, token_count, reference, offset)])"""
+    reference_count, run_count = reader.array("H", 2)
+    require(1 <= reference_count <= 16, "referenced: reference_count")
+    require(1 <= run_count <= block_tokens, "referenced: run_count")
+    named = [(reader.bytes(16), reader.bytes(16), reader.number("I")) for _ in range(reference_count)]
+    runs = [tuple(reader.array("H", 4)) for _ in range(run_count)]
+    end = 0
+    for first, count, reference, offset in runs:
+        require(count > 0 and first >= end and reference < reference_count, "referenced: run")
+        end = first + count
+        require(end <= block_tokens and offset + count <= block_tokens, "referenced: run leaves a block")
+    require({run[2] for run in runs} == set(range(reference_count)), "referenced: a reference without a run")
+    require(len({node for node, _, _ in named}) == reference_count, "referenced: a node twice")
+    return named, runs
+
+
+def find_reference(named, references):
+    node, digest, first_position = named
+    block = next((block for block in references if block.node == node), None)
+    if block is None:
+        raise WrongQuestion(f"referenced: needs block {node.hex()}")
+    if block.first_position != first_position or hashlib.sha256(block.raw).digest()[:16] != digest:
+        raise WrongQuestion("referenced: a reference at another position or with other KV")
+    return block
+
+
+def reference_row(spec, plane, reference) -> list:
+    """K before RoPE, or V."""
+    block, index = reference
+    kind = V if plane.is_v else K
+    row_bytes = spec.kind_bytes(plane.layer, kind) // spec.block_tokens
+    begin = sum(spec.layer_bytes()[:plane.layer])
+    if kind == V:
+        begin += spec.kind_bytes(plane.layer, K)
+    row = block.raw[begin + index * row_bytes:begin + (index + 1) * row_bytes]
+    values = [dtypes.number(spec.dtype, code) for code in dtypes.read(spec.dtype, row)]
+    return Rope(spec, plane.layer, block.first_position + index).turn_back(values) if kind == K else values
+
+
+def decode(frame, spec, profile, tokens, sections=None, references=()) -> bytes:
     """Raw KV, of the layers that the first `sections` sections hold. Sets `frame.values` to the q of each coded value:
-    [plane][token], a list per value.
+    [plane][token], a list per value. references: of a referenced frame, each a Reference.
     """
     if profile.codec_key != spec.codec_key:
         raise WrongQuestion("residual: a profile of another model")
     check_planes(spec, profile)
-    body = Body(frame, spec, profile, tokens, sections)
+    body = Body(frame, spec, profile, tokens, sections, references)
     is_exact = frame.codec == frames.LOSSLESS
     if is_exact and spec.dtype not in (dtypes.FLOAT16, dtypes.BFLOAT16, dtypes.FLOAT8_E4M3, dtypes.FLOAT8_E5M2):
         raise Damage("residual: exact frames of this dtype")
@@ -92,12 +166,16 @@ def decode(frame, spec, profile, tokens, sections=None) -> bytes:
         level = next((i for i, l in enumerate(profile.levels) if l.quality == frame.quality), None)
         require(level is not None, "residual: a level that the profile has not")
 
-    coded = [Token(t % rans.LANES, tokens[t], profile.group_count) for t in range(spec.block_tokens)]
+    coded = []
+    for t in range(spec.block_tokens):
+        reference = body.references.get(t)
+        coded.append(Token(t % rans.LANES, tokens[t], profile.differences if reference else profile, reference))
     for t, token in enumerate(coded):
         if t in body.exact_tokens or t == 0 and body.first_token:
             coded[t] = None
-    groups = [[token for token in coded[first:first + rans.LANES] if token is not None]
-              for first in range(0, spec.block_tokens, rans.LANES)]
+    ways = [profile] if profile.differences is None else [profile, profile.differences]
+    groups = [[token for token in coded[first:first + rans.LANES] if token is not None and token.profile is way]
+              for first in range(0, spec.block_tokens, rans.LANES) for way in ways]
     frame.values = []
     raw = []
     exact_at = 0
@@ -109,19 +187,23 @@ def decode(frame, spec, profile, tokens, sections=None) -> bytes:
         for token in coded:
             if token is not None:
                 token.rope = ropes[coded.index(token)] if kind == K else None
-                token.p = predict(profile, index, token)
+                token.p = predict(token.profile, index, token)
                 token.q = []
         for group in groups:
+            if not group:
+                continue
+            of = group[0].profile
+            of_plane = of.planes[index]
             for token in group:
-                token.start_plane(profile)
+                token.start_plane(of)
             if is_exact:
-                decode_numbers(body.decoder, profile, plane, group, spec.dtype)
+                decode_numbers(body.decoder, of, of_plane, group, spec.dtype)
             else:
-                decode_exponents(body.decoder, profile, plane, group)
-                decode_rows(body.decoder, profile, plane, group, level)
+                decode_exponents(body.decoder, of, of_plane, group)
+                decode_rows(body.decoder, of, of_plane, group, level)
             for token in group:
                 token.update_shift()
-                token.codes.append(codes_of(plane, token.x))
+                token.codes.append(codes_of(of_plane, token.x))
         frame.values.append([token.q if token is not None else None for token in coded])
 
         row_bytes = spec.kind_bytes(plane.layer, kind) // spec.block_tokens
@@ -132,6 +214,8 @@ def decode(frame, spec, profile, tokens, sections=None) -> bytes:
                 raw.append(dtypes.write(spec.dtype, token.numbers))
             else:
                 x = token.x if token is not None else profile.first_rows[index]
+                if token is not None and token.reference:
+                    x = [float32(r + d) for r, d in zip(reference_row(spec, plane, token.reference), x)]
                 if kind == K:
                     x = ropes[t].turn(x)
                 raw.append(dtypes.write(spec.dtype, [dtypes.code(spec.dtype, value) for value in x]))

@@ -21,6 +21,61 @@ TEST(AdminServiceTest, StatusShowsWhatIsStored) {
   EXPECT_EQ(status.counters().at("kvtrie_put_stored_blocks_total"), 4u);
 }
 
+TEST(AdminServiceTest, GroupsAreListedInPagesAndDescribed) {
+  RunningServer server;
+  const std::string model = server.RegisterModel();
+  // Two sessions with one path each time.
+  for (const std::uint32_t seed : {1u, 2u}) {
+    for (const char* name : {"a", "b"}) {
+      PutPath(server.cache(), model, 40, seed, name + std::to_string(seed));
+    }
+  }
+  v1::ListGroupsResponse all;
+  std::string token;
+  do {
+    v1::ListGroupsRequest request;
+    request.set_page_size(1);
+    request.set_page_token(token);
+    v1::ListGroupsResponse page;
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.admin().ListGroups(&context, request, &page).ok());
+    ASSERT_LE(page.groups_size(), 1);
+    token = page.next_page_token();
+    all.MergeFrom(page);
+  } while (!token.empty());
+  ASSERT_EQ(all.groups_size(), 2);
+  EXPECT_EQ(all.groups(0).model_id(), model);
+  EXPECT_EQ(all.groups(0).sessions(), 2u);
+  EXPECT_EQ(all.groups(0).shared_blocks(), 40u);
+  EXPECT_EQ(all.groups(0).saved_bytes(), all.groups(0).stored_bytes());
+  {
+    v1::DescribeGroupRequest request;
+    request.set_group_id(all.groups(1).group_id());
+    v1::DescribeGroupResponse response;
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.admin().DescribeGroup(&context, request, &response).ok());
+    EXPECT_EQ(response.group().group_id(), all.groups(1).group_id());
+    ASSERT_EQ(response.branches_size(), 1);
+    EXPECT_EQ(response.branches(0).parent(), -1);
+    EXPECT_EQ(response.branches(0).blocks(), 40u);
+    EXPECT_FALSE(response.more());
+  }
+  {
+    v1::GetGroupRequest request;
+    request.set_node_id(all.groups(1).centroid_end_id());
+    v1::GetGroupResponse response;
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.admin().GetGroup(&context, request, &response).ok());
+    EXPECT_EQ(response.group_id(), all.groups(1).group_id());
+    request.set_node_id(std::string(16, 'x'));
+    grpc::ClientContext unknown;
+    EXPECT_EQ(server.admin().GetGroup(&unknown, request, &response).error_code(),
+              grpc::StatusCode::NOT_FOUND);
+  }
+  const v1::LookupResult found = LookUp(server.cache(), model, PathTokens(40, 2));
+  EXPECT_EQ(found.group_id().size(), 16u);
+}
+
 TEST(AdminServiceTest, ModelsNodesAndUsageAreListed) {
   RunningServer server;
   const std::string model = server.RegisterModel();

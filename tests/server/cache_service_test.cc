@@ -210,6 +210,53 @@ TEST(CacheServiceTest, PinTouchRetainDeleteWorkOnAPath) {
   EXPECT_EQ(LookUp(server.cache(), model, PathTokens(3)).matched_blocks(), 0u);
 }
 
+TEST(CacheServiceTest, SimilarNamesSessionsByPrefixAndByText) {
+  RunningServer server;
+  const std::string model = server.RegisterModel();
+  PutPath(server.cache(), model, 6, /*seed=*/1);
+  PutPath(server.cache(), model, 12, /*seed=*/2);
+  v1::SimilarRequest request;
+  request.mutable_prefix()->set_model_id(model);
+  // Two blocks of the first, then, a token off, ten of the second.
+  const std::string first = PathTokens(2, 1);
+  const std::string second = PathTokens(12, 2);
+  request.mutable_prefix()->set_tokens(first + std::string(4, '\x7f') +
+                                       second.substr(kTestBlockTokens * 4));
+  v1::SimilarResponse response;
+  {
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.cache().Similar(&context, request, &response).ok());
+  }
+  EXPECT_EQ(response.matched_blocks(), 2u);
+  EXPECT_FALSE(response.work_limit_reached());
+  ASSERT_EQ(response.sessions_size(), 2);
+  const v1::SimilarSession& by_text = response.sessions(0);
+  EXPECT_EQ(by_text.blocks(), 12u);
+  EXPECT_EQ(by_text.shared_prefix_blocks(), 0u);
+  EXPECT_EQ(by_text.shared_run_tokens(), 11 * kTestBlockTokens);
+  ASSERT_EQ(by_text.runs_size(), 1);
+  EXPECT_EQ(by_text.runs(0).first_token(), 2 * kTestBlockTokens + 1);
+  const v1::LookupResult stored = LookUp(server.cache(), model, second);
+  EXPECT_EQ(by_text.runs(0).node_id(), stored.blocks(0).node_ids().substr(16, 16));
+  EXPECT_EQ(by_text.runs(0).node_offset(), 0u);
+  EXPECT_EQ(by_text.node_id(), stored.blocks(0).node_ids().substr(11 * 16));
+  EXPECT_EQ(response.sessions(1).shared_prefix_blocks(), 2u);
+  EXPECT_DOUBLE_EQ(response.sessions(1).shared_prefix_bits(), 2 * kTestBlockTokens * 3.75);
+
+  request.mutable_prefix()->set_model_id(std::string(16, 'x'));
+  {
+    grpc::ClientContext context;
+    EXPECT_EQ(server.cache().Similar(&context, request, &response).error_code(), kNotFound);
+  }
+  request.set_session_count(65);
+  {
+    grpc::ClientContext context;
+    const grpc::Status status = server.cache().Similar(&context, request, &response);
+    EXPECT_EQ(status.error_code(), kInvalidArgument);
+    EXPECT_THAT(status.error_message(), HasSubstr("session_count: 65"));
+  }
+}
+
 TEST(CacheServiceTest, LaneIsUnavailableWhenItIsOff) {
   RunningServer server([](ServerConfig* config) { config->local_socket.clear(); });
   v1::OpenLocalLaneResponse response;

@@ -138,7 +138,6 @@ class FakeHost final : public PutHost {
   std::optional<std::function<void()>> held_begin;
   absl::Status begin_status;
 
-  absl::StatusOr<std::uint32_t> BlockTokens(const ModelId&) override { return kBlockTokens; }
   void BeginPut(const PutAnnouncement& put, BeginCallback on_begun) override {
     auto begin = [this, first_block = put.first_block,
                   block_count = static_cast<std::uint32_t>(put.path.tokens.size() / kBlockTokens),

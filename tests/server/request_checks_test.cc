@@ -284,6 +284,28 @@ TEST(RequestChecksTest, PinsRetentionAndTheRest) {
        {"quality", [](auto& r) { r.set_quality(static_cast<v1::Quality>(6)); }},
        {"selection", [](auto& r) { r.clear_selection(); }}});
 
+  v1::SimilarRequest similar;
+  *similar.mutable_prefix() = GoodPrefix();
+  similar.set_session_count(64);
+  std::vector<BadField<v1::SimilarRequest>> bad_similar = {
+      {"prefix: missing", [](auto& r) { r.clear_prefix(); }},
+      {"prefix.tokens: 262145",
+       [](auto& r) { r.mutable_prefix()->set_tokens(std::string(262'145 * 4, 'x')); }},
+      {"session_count", [](auto& r) { r.set_session_count(65); }}};
+  std::vector<std::string> names;  // alive until the check
+  for (const auto& bad : BadPrefixes()) names.push_back(std::string("prefix.") + bad.field);
+  std::size_t next_name = 0;
+  for (const auto& bad : BadPrefixes()) {
+    bad_similar.push_back(
+        {names[next_name++].c_str(), [spoil = bad.spoil](auto& r) { spoil(*r.mutable_prefix()); }});
+  }
+  ExpectRefused<v1::SimilarRequest>(
+      similar, [&limits](const auto& r) { return CheckSimilar(r, limits); }, bad_similar);
+  RequestLimits few_tokens;
+  few_tokens.tokens_max = 15;
+  EXPECT_THAT(std::string(CheckSimilar(similar, few_tokens).message()),
+              StartsWith("prefix.tokens: 16"));
+
   v1::WatchRequest watch;
   ExpectRefused<v1::WatchRequest>(watch, CheckWatch,
                                   {{"model_id", [](auto& r) { r.set_model_id("x"); }}});
@@ -303,6 +325,20 @@ TEST(RequestChecksTest, PinsRetentionAndTheRest) {
       {{"node_id", [](auto& r) { r.set_node_id("x"); }},
        {"node_id: set exactly", [](auto& r) { r.clear_node_id(); }},
        {"node_id: set exactly", [](auto& r) { *r.mutable_prefix() = GoodPrefix(); }}});
+
+  ExpectRefused<v1::ListGroupsRequest>({}, CheckListGroups,
+                                       {{"page_token", [](auto& r) { r.set_page_token("x"); }},
+                                        {"page_size", [](auto& r) { r.set_page_size(10'001); }}});
+  v1::DescribeGroupRequest group;
+  group.set_group_id(kId);
+  ExpectRefused<v1::DescribeGroupRequest>(
+      group, CheckDescribeGroup,
+      {{"group_id", [](auto& r) { r.clear_group_id(); }},
+       {"branches_max", [](auto& r) { r.set_branches_max(10'001); }}});
+  v1::GetGroupRequest group_of;
+  group_of.set_node_id(kId);
+  ExpectRefused<v1::GetGroupRequest>(group_of, CheckGetGroup,
+                                     {{"node_id", [](auto& r) { r.set_node_id("x"); }}});
 
   v1::RegisterModelRequest model;
   model.mutable_spec();

@@ -154,11 +154,14 @@ inline v1::PutAnnounce* Announce(std::uint64_t put_id, const std::string& model_
 
 // Puts a whole path eagerly and waits for its end; returns all answers.
 inline v1::PutResponse PutPath(v1::Cache::Stub& cache, const std::string& model_id,
-                               std::uint32_t block_count, std::uint32_t seed = 1) {
+                               std::uint32_t block_count, std::uint32_t seed = 1,
+                               const std::string& session_id = {}) {
   grpc::ClientContext context;
   auto stream = cache.Put(&context);
   v1::PutRequest request;
-  Announce(1, model_id, PathTokens(block_count, seed), &request)->set_eager(true);
+  v1::PutAnnounce* announce = Announce(1, model_id, PathTokens(block_count, seed), &request);
+  announce->set_eager(true);
+  announce->set_session_id(session_id);
   EXPECT_TRUE(stream->Write(request));
   for (std::uint32_t i = 0; i < block_count; ++i) {
     request.Clear();

@@ -51,6 +51,7 @@ TEST(ServerConfigTest, DefaultsAreThoseOfTheEngineAndLoopback) {
   EXPECT_EQ(config->engine.sync_interval, defaults.sync_interval);
   EXPECT_EQ(config->engine.pin_max, defaults.pin_max);
   EXPECT_EQ(config->engine.event_log_max, defaults.event_log_max);
+  EXPECT_EQ(config->engine.group_threshold_bits, defaults.group_threshold_bits);
   EXPECT_EQ(config->listen.WithPort(config->listen.port), "127.0.0.1:50051");
   EXPECT_EQ(config->local_socket, "/d/local.sock");
 }

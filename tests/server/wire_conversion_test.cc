@@ -112,37 +112,83 @@ TEST(WireConversionTest, LookupResultIsColumns) {
   EXPECT_TRUE(proto.lease_id().empty());
 }
 
-TEST(HalfToFloatTest, KnownValues) {
-  EXPECT_EQ(HalfToFloat(0x0000), 0.0f);
-  EXPECT_EQ(HalfToFloat(0x3c00), 1.0f);
-  EXPECT_EQ(HalfToFloat(0xc000), -2.0f);
-  EXPECT_EQ(HalfToFloat(0xfbff), -65504.0f);
-  EXPECT_EQ(HalfToFloat(0x0001), std::ldexp(1.0f, -24));
-  EXPECT_EQ(HalfToFloat(0x8001), -std::ldexp(1.0f, -24));
-  EXPECT_EQ(HalfToFloat(0x3555), 0.333251953125f);
-  EXPECT_TRUE(std::isinf(HalfToFloat(0x7c00)));
-  EXPECT_TRUE(std::isnan(HalfToFloat(0x7e00)));
+TEST(WireConversionTest, LookupNamesTheGroupOfItsMatch) {
+  LookupResult result;
+  v1::LookupResult proto;
+  ToProto(result, &proto);
+  EXPECT_TRUE(proto.group_id().empty());
+  result.group.bytes.fill(5);
+  ToProto(result, &proto);
+  EXPECT_EQ(proto.group_id(), std::string(16, '\5'));
 }
 
-std::string Halves(std::initializer_list<std::uint16_t> values) {
-  const std::vector<std::uint16_t> halves(values);
-  return {reinterpret_cast<const char*>(halves.data()), halves.size() * 2};
+TEST(WireConversionTest, ProbabilitiesAreSeenInPlace) {
+  v1::TokenProbabilities proto;
+  proto.set_log_probs("ab");
+  proto.set_top_k(3);
+  proto.set_top_token_ids("cdef");
+  proto.set_top_log_probs("gh");
+  proto.set_vocabulary_tokens(9);
+  const TokenProbabilities view = FromProto(proto);
+  EXPECT_EQ(view.log_probs.data(), proto.log_probs().data());
+  EXPECT_EQ(view.top_k, 3u);
+  EXPECT_EQ(view.top_token_ids, "cdef");
+  EXPECT_EQ(view.top_log_probs, "gh");
+  EXPECT_EQ(view.vocabulary_tokens, 9u);
+  EXPECT_TRUE(FromProto(v1::TokenProbabilities()).empty());
 }
 
-TEST(BlockSurprisalTest, SumsBitsOfFullBlocks) {
-  // -1 nat each; the fifth token fills no block.
-  const auto bits = BlockSurprisalBits(Halves({0xbc00, 0xbc00, 0xbc00, 0x0000, 0xbc00}), 2);
-  ASSERT_TRUE(bits.ok());
-  ASSERT_EQ(bits->size(), 2u);
-  EXPECT_FLOAT_EQ((*bits)[0], 2 * 1.442695f);
-  EXPECT_FLOAT_EQ((*bits)[1], 1.442695f);
-}
+TEST(WireConversionTest, GroupsAndTheirBranchesKeepTheirFields) {
+  GroupInfo group;
+  group.id.bytes.fill(1);
+  group.model.bytes.fill(2);
+  group.sessions = 3;
+  group.shared_blocks = 4;
+  group.shared_bits = 5.5;
+  group.shared_bits_estimated = true;
+  group.shared_end.bytes.fill(6);
+  group.blocks = 7;
+  group.stored_bytes = 8;
+  group.saved_bytes = 9;
+  group.centroid_end.bytes.fill(10);
+  group.centroid_blocks = 11;
+  v1::GroupEntry entry;
+  ToProto(group, &entry);
+  EXPECT_EQ(entry.group_id(), std::string(16, '\x01'));
+  EXPECT_EQ(entry.model_id(), std::string(16, '\x02'));
+  EXPECT_EQ(entry.sessions(), 3u);
+  EXPECT_EQ(entry.shared_blocks(), 4u);
+  EXPECT_EQ(entry.shared_bits(), 5.5);
+  EXPECT_TRUE(entry.shared_bits_estimated());
+  EXPECT_EQ(entry.shared_end_id(), std::string(16, '\x06'));
+  EXPECT_EQ(entry.blocks(), 7u);
+  EXPECT_EQ(entry.stored_bytes(), 8u);
+  EXPECT_EQ(entry.saved_bytes(), 9u);
+  EXPECT_EQ(entry.centroid_end_id(), std::string(16, '\x0a'));
+  EXPECT_EQ(entry.centroid_blocks(), 11u);
 
-TEST(BlockSurprisalTest, RefusesWhatIsNoLogProbability) {
-  EXPECT_TRUE(absl::IsInvalidArgument(BlockSurprisalBits(Halves({0x3c00}), 1).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(BlockSurprisalBits(Halves({0x7e00}), 1).status()));
-  // A probability that rounds to zero is allowed, and counts as the least that can be said.
-  EXPECT_FLOAT_EQ((*BlockSurprisalBits(Halves({0xfc00}), 1))[0], 65504.0f * 1.442695f);
+  GroupBranchInfo branch;
+  branch.first.bytes.fill(1);
+  branch.last.bytes.fill(2);
+  branch.blocks = 3;
+  branch.surprisal_bits = 4.5;
+  branch.surprisal_estimated = true;
+  branch.stored_bytes = 5;
+  branch.sessions = 6;
+  branch.probability = 0.25;
+  branch.on_centroid = true;
+  v1::GroupBranch proto;
+  ToProto(branch, &proto);
+  EXPECT_EQ(proto.parent(), -1);
+  EXPECT_EQ(proto.first_id(), std::string(16, '\x01'));
+  EXPECT_EQ(proto.last_id(), std::string(16, '\x02'));
+  EXPECT_EQ(proto.blocks(), 3u);
+  EXPECT_EQ(proto.surprisal_bits(), 4.5);
+  EXPECT_TRUE(proto.surprisal_estimated());
+  EXPECT_EQ(proto.stored_bytes(), 5u);
+  EXPECT_EQ(proto.sessions(), 6u);
+  EXPECT_EQ(proto.probability(), 0.25);
+  EXPECT_TRUE(proto.on_centroid());
 }
 
 }  // namespace

@@ -52,6 +52,13 @@ TEST(BasisFitTest, WithoutAMetricValuesAreInUnitsOfTheDeviation) {
   EXPECT_NEAR(BasisAt(plane, 3, 2) / BasisAt(plane, 3, 3), -1, 0.05);
 }
 
+TEST(BasisFitTest, TheUnitCanBeThatOfAnotherFit) {
+  PlaneProfile plane = PlaneOf(1);
+  FitBasis(DrawResidual(), kRows, {}, 0, plane, 9);
+  EXPECT_NEAR(std::abs(BasisAt(plane, 0, 1)), 3, 0.05);
+  EXPECT_NEAR(VarianceOfBasis(plane), 9, 0.1);
+}
+
 TEST(BasisFitTest, AnErrorCostsTheSameInEachDirection) {
   const std::vector<float> metric = {4, 1, 0, 0, 1, 2, 0, 0, 0, 0, 9, 0, 0, 0, 0, 1};
   PlaneProfile plane = PlaneOf(1);

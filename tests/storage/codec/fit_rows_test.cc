@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "tests/storage/codec/residual_fixture.h"
+#include "tests/storage/codec/shared_text.h"
 
 namespace kvtrie {
 namespace {
@@ -95,6 +96,34 @@ TEST_F(FitRowsTest, RotatesToWhatRawKvHolds) {
     turned |= std::abs(before[row_at] - expected) > 0.01f;
   }
   EXPECT_TRUE(turned);
+}
+
+// Tokens 4 to 15 of a text are those of another one from 20 on; K lies at other positions there.
+TEST_F(FitRowsTest, DifferencesAreOfRowsBeforeRope) {
+  const SyntheticText other = MakeText(spec_, 40, 7);
+  const std::vector<SyntheticText> texts = {texts_[0],
+                                            ShareTokens(spec_, other, 20, 12, 4, 18, 8, 0)};
+  FitRows rows(spec_, SamplesOf(texts));
+  SyntheticText broken = other;
+  const KvGeometry geometry(WithBlocks(spec_, 40));
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::memcpy(broken.raw.data() + geometry.kind_begin(0, KvKind::kV) +
+                  22 * std::size_t{geometry.row_components(0, KvKind::kV)} * sizeof(float),
+              &infinity, sizeof infinity);
+  const FitRows::ReferencedRun run = {.sample = 1,
+                                      .first_token = 4,
+                                      .token_count = 12,
+                                      .reference = {.tokens = broken.tokens, .raw = broken.raw},
+                                      .offset = 20};
+  rows.TakeDifferences({&run, 1});
+  EXPECT_EQ(rows.counted(), 11u);
+  for (std::size_t row = 0; row < rows.row_count(); ++row) {
+    // Token 6 has a reference that is not finite.
+    EXPECT_EQ(rows.counts(row), row >= 32 + 4 && row < 32 + 16 && row != 32 + 6) << row;
+  }
+  for (const PlaneShape& plane : planes_) {
+    for (const float difference : rows.ReadPlane(plane)) EXPECT_NEAR(difference, 0, 2e-6f);
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/storage/codec/residual_fixture.h"
+#include "tests/storage/codec/shared_text.h"
 
 namespace kvtrie {
 namespace {
@@ -145,6 +146,123 @@ TEST_F(FrameCodecTest, AMissingProfileAndOtherTokensAreNamed) {
   const absl::Status other_tokens = WithProfile().Decode(std::span(&frame, 1));
   EXPECT_EQ(other_tokens.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(std::string(other_tokens.message()).find("tokens"), std::string::npos);
+}
+
+class ReferencedFrameTest : public testing::Test {
+ protected:
+  static SyntheticText Other() { return MakeText(Spec(), 96, 5); }
+  static ModelSpec Spec() { return SyntheticSpec({{4, 2, 16, 16}}, DType::kBfloat16); }
+  FrameCodec WithDifferencesToo() const {
+    return FrameCodec(spec_, MakeCodec(spec_, WithDifferences(PlainProfile(spec_), spec_)));
+  }
+  static std::vector<CodecId> CodecsOf(const std::vector<EncodedFrame>& frames) {
+    std::vector<CodecId> codecs;
+    for (const EncodedFrame& frame : frames) codecs.push_back(frame.codec);
+    return codecs;
+  }
+
+  const ModelSpec spec_ = Spec();
+  const SharedBlocks shared_{spec_, Other(), ShareTokens(spec_, Other(), 13, 60, 20, 96, 6, 0.02f)};
+};
+
+TEST_F(ReferencedFrameTest, ReferencesAreUsedWhereTheyPay) {
+  const FrameCodec codec = WithDifferencesToo();
+  const auto frames = codec.Encode(shared_.blocks, Quality::kHigh);
+  ASSERT_TRUE(frames.ok()) << frames.status();
+  const auto alone = codec.Encode(shared_.Alone(), Quality::kHigh);
+  ASSERT_TRUE(alone.ok());
+  std::size_t referenced = 0;
+  for (std::size_t b = 0; b < frames->size(); ++b) {
+    EXPECT_LE((*frames)[b].bytes.size(), (*alone)[b].bytes.size());
+    if ((*frames)[b].codec == CodecId::kReferenced) {
+      EXPECT_LT((*frames)[b].bytes.size(), (*alone)[b].bytes.size());
+      ++referenced;
+    } else {
+      EXPECT_EQ((*frames)[b].bytes, (*alone)[b].bytes);
+    }
+  }
+  // Tokens 20 to 79 are shared.
+  EXPECT_GE(referenced, 3u);
+  EXPECT_EQ((*frames)[0].codec, CodecId::kResidual);
+  EXPECT_EQ((*frames)[5].codec, CodecId::kResidual);
+}
+
+TEST_F(ReferencedFrameTest, ReferencesThatAreNoHelpAreLeft) {
+  // The same tokens, and KV of its own.
+  const SharedBlocks unlike(spec_, Other(), ShareTokens(spec_, Other(), 13, 60, 20, 96, 6, 3));
+  const auto frames = WithDifferencesToo().Encode(unlike.blocks, Quality::kHigh);
+  ASSERT_TRUE(frames.ok());
+  EXPECT_EQ(CodecsOf(*frames), std::vector<CodecId>(6, CodecId::kResidual));
+}
+
+TEST_F(ReferencedFrameTest, OtherQualitiesAndProfilesLeaveThem) {
+  const FrameCodec plain(spec_, MakeCodec(spec_, PlainProfile(spec_)));
+  const FrameCodec without(spec_, nullptr);
+  const FrameCodec with = WithDifferencesToo();
+  EXPECT_EQ(CodecsOf(plain.Encode(shared_.blocks, Quality::kHigh).value()),
+            std::vector<CodecId>(6, CodecId::kResidual));
+  EXPECT_EQ(CodecsOf(without.Encode(shared_.blocks, Quality::kHigh).value()),
+            std::vector<CodecId>(6, CodecId::kLossless));
+  EXPECT_EQ(CodecsOf(with.Encode(shared_.blocks, Quality::kExact).value()),
+            std::vector<CodecId>(6, CodecId::kLossless));
+  EXPECT_EQ(CodecsOf(with.EncodeSmallestExact(shared_.blocks).value()),
+            std::vector<CodecId>(6, CodecId::kLossless));
+  EXPECT_EQ(CodecsOf(with.Encode(shared_.blocks, Quality::kUnrated).value()),
+            std::vector<CodecId>(6, CodecId::kRotated));
+}
+
+TEST_F(ReferencedFrameTest, FramesDecodeWithWhatTheyName) {
+  const FrameCodec codec = WithDifferencesToo();
+  std::vector<EncodedFrame> frames = codec.Encode(shared_.blocks, Quality::kHigh).value();
+  frames[4] = codec.EncodeSmallestExact(shared_.blocks).value()[4];
+  std::vector<std::vector<std::byte>> together(frames.size(),
+                                               std::vector<std::byte>(shared_.raw[0].size()));
+  std::vector<FrameToDecode> to_decode;
+  for (std::size_t b = 0; b < frames.size(); ++b) {
+    to_decode.push_back({.frame = FrameView::Parse(frames[b].bytes).value(),
+                         .tokens = shared_.tokens[b],
+                         .raw = together[b],
+                         .references = shared_.references});
+  }
+  ASSERT_TRUE(codec.Decode(to_decode).ok());
+  EXPECT_EQ(together[4], shared_.raw[4]);
+  for (std::size_t b = 0; b < frames.size(); ++b) {
+    const auto named = ReferencesOf(to_decode[b].frame, spec_.block_tokens);
+    ASSERT_TRUE(named.ok()) << named.status();
+    EXPECT_EQ(named->references.empty(), frames[b].codec != CodecId::kReferenced);
+    std::vector<ReferenceBlock> own;
+    for (const FrameReference& of : named->references) {
+      for (const ReferenceBlock& block : shared_.references) {
+        if (block.node == of.node) own.push_back(block);
+      }
+    }
+    std::vector<std::byte> raw(shared_.raw[0].size());
+    FrameToDecode one = to_decode[b];
+    one.raw = raw;
+    one.references = own;
+    ASSERT_TRUE(codec.Decode({&one, 1}).ok());
+    EXPECT_EQ(raw, together[b]);
+    if (own.empty()) continue;
+    one.references = std::span(own).first(own.size() - 1);
+    const absl::Status missing = codec.Decode({&one, 1});
+    EXPECT_TRUE(absl::IsInvalidArgument(missing));
+    EXPECT_NE(std::string(missing.message()).find(own.back().node.ToHex()), std::string::npos);
+  }
+}
+
+TEST_F(ReferencedFrameTest, NamesOfADamagedTableAreRefused) {
+  const std::vector<std::byte> bytes =
+      WithDifferencesToo().Encode(shared_.blocks, Quality::kHigh).value()[2].bytes;
+  const auto frame = FrameView::Parse(bytes).value();
+  ASSERT_EQ(frame.codec(), CodecId::kReferenced);
+  std::vector<std::byte> damaged = bytes;
+  damaged[frame.header_bytes() + 24 + 6 + 2 * frame.section_count()] = std::byte{99};
+  EXPECT_TRUE(absl::IsDataLoss(
+      ReferencesOf(FrameView::Parse(damaged).value(), spec_.block_tokens).status()));
+  damaged = bytes;
+  damaged[frame.header_bytes() + 24 + 4] = std::byte{99};
+  EXPECT_TRUE(absl::IsDataLoss(
+      ReferencesOf(FrameView::Parse(damaged).value(), spec_.block_tokens).status()));
 }
 
 // Shapes of models, from one head of one dimension to 32 of 576, K and V or one latent, layers of

@@ -137,7 +137,7 @@ absl::Status ParseWith(std::size_t offset, T value) {
 
 TEST(FrameTest, NewerCodecAndVersionAreNotDamage) {
   EXPECT_TRUE(ParseWith<std::uint16_t>(6, 1).ok());
-  EXPECT_TRUE(absl::IsUnimplemented(ParseWith<std::uint16_t>(6, 5)));
+  EXPECT_TRUE(absl::IsUnimplemented(ParseWith<std::uint16_t>(6, 6)));
   EXPECT_TRUE(absl::IsUnimplemented(ParseWith<std::uint16_t>(6, 0xFFFF)));
   EXPECT_TRUE(absl::IsUnimplemented(ParseWith<std::uint16_t>(4, 2)));
 }
@@ -220,6 +220,10 @@ TEST(CodedFrameTest, SaysWhatItIs) {
   }
   const std::string rotated = MakeCoded(CodecId::kRotated, Quality::kUnrated, kBinding);
   EXPECT_EQ(FrameView::Parse(AsBytes(rotated)).value().rung(), Rung::kCoded);
+  FrameBinding named = kBinding;
+  named.profile = TestProfile();
+  const std::string referenced = MakeCoded(CodecId::kReferenced, Quality::kHigh, named);
+  EXPECT_EQ(FrameView::Parse(AsBytes(referenced)).value().rung(), Rung::kCoded);
   const std::string lossless = MakeCoded(CodecId::kLossless, Quality::kExact, kBinding);
   EXPECT_EQ(FrameView::Parse(AsBytes(lossless)).value().rung(), Rung::kExact);
 }
@@ -244,13 +248,20 @@ TEST(CodedFrameTest, RungAndQualityAreThoseOfTheCodec) {
   constexpr std::size_t kRung = 8;
   constexpr std::size_t kQuality = 9;
   const std::string residual = MakeResidual();
+  FrameBinding named = kBinding;
+  named.profile = TestProfile();
+  const std::string referenced = MakeCoded(CodecId::kReferenced, Quality::kHigh, named);
   const std::string rotated = MakeCoded(CodecId::kRotated, Quality::kUnrated, kBinding);
   const std::string lossless = MakeCoded(CodecId::kLossless, Quality::kExact, kBinding);
   for (std::uint8_t value = 0; value < 8; ++value) {
     EXPECT_EQ(ParseChanged(residual, kRung, value).ok(), value == 2) << int{value};
+    EXPECT_EQ(ParseChanged(referenced, kRung, value).ok(), value == 2) << int{value};
     EXPECT_EQ(ParseChanged(rotated, kRung, value).ok(), value == 2) << int{value};
     EXPECT_EQ(ParseChanged(lossless, kRung, value).ok(), value == 3) << int{value};
     EXPECT_EQ(ParseChanged(residual, kQuality, value).ok(), value == 1 || value == 2 || value == 4)
+        << int{value};
+    EXPECT_EQ(ParseChanged(referenced, kQuality, value).ok(),
+              value == 1 || value == 2 || value == 4)
         << int{value};
     EXPECT_EQ(ParseChanged(rotated, kQuality, value).ok(), value == 5) << int{value};
     EXPECT_EQ(ParseChanged(lossless, kQuality, value).ok(), value == 3) << int{value};
@@ -264,6 +275,7 @@ TEST(CodedFrameTest, ProfileIsThatOfTheCodec) {
     return FrameView::Parse(AsBytes(bytes)).status();
   };
   EXPECT_TRUE(absl::IsDataLoss(parse(MakeCoded(CodecId::kResidual, Quality::kHigh, kBinding))));
+  EXPECT_TRUE(absl::IsDataLoss(parse(MakeCoded(CodecId::kReferenced, Quality::kHigh, kBinding))));
   EXPECT_TRUE(absl::IsDataLoss(parse(MakeCoded(CodecId::kRotated, Quality::kUnrated, named))));
   EXPECT_TRUE(parse(MakeCoded(CodecId::kLossless, Quality::kExact, named)).ok());
 }

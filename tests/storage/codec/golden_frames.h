@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "storage/base/byte_reader.h"
 #include "storage/base/crc32c.h"
 #include "storage/codec/frame.h"
 #include "storage/codec/frame_codec.h"
@@ -15,6 +16,7 @@
 #include "storage/kv/profile_digest.h"
 #include "tests/storage/codec/kv_codes.h"
 #include "tests/storage/codec/residual_fixture.h"
+#include "tests/storage/codec/shared_text.h"
 
 // Models, profiles and blocks of tests/golden/v1/codec, one folder per model:
 //
@@ -22,6 +24,9 @@
 //   <dtype>/spec.bin                 the model's spec
 //   <dtype>/<block>_tokens.bin       token ids, u32
 //   <dtype>/<block>_kv.bin           raw KV, as an engine has it
+//   <dtype>/<block>_references.bin   blocks that it is coded against, if there are any: of each
+//   node,
+//                                    u32 first_position, token ids, raw KV
 //   <dtype>/<block>_<coding>.bin     a frame
 //   <dtype>/<block>_<coding>_kv.bin  the raw KV that it decodes to, if it is not <block>_kv.bin
 //
@@ -42,12 +47,42 @@ inline constexpr GoldenCoding kGoldenHigh = {"high", Quality::kHigh};
 inline constexpr GoldenCoding kGoldenNearExact = {"near_exact", Quality::kNearExact};
 inline constexpr GoldenCoding kGoldenSmall = {"small", Quality::kSmall};
 
+struct GoldenReference {
+  TrieNodeId node;
+  std::uint32_t first_position = 0;
+  std::vector<TokenId> tokens;
+  std::vector<std::byte> raw;
+};
+
 struct GoldenBlock {
   std::string name;
   std::uint32_t first_position = 0;
   std::vector<TokenId> tokens;
   std::vector<std::byte> raw;
   std::vector<GoldenCoding> codings;
+  std::vector<GoldenReference> references = {};
+  std::vector<ReferenceRun> runs = {};
+
+  std::vector<ReferenceBlock> ReferenceBlocks() const {
+    std::vector<ReferenceBlock> blocks;
+    for (const GoldenReference& of : references) {
+      blocks.push_back({.node = of.node,
+                        .first_position = of.first_position,
+                        .tokens = of.tokens,
+                        .raw = of.raw});
+    }
+    return blocks;
+  }
+  std::string ReferenceFile() const {
+    ByteWriter writer;
+    for (const GoldenReference& of : references) {
+      writer.WriteText(of.node.view());
+      writer.Write(of.first_position);
+      for (const TokenId token : of.tokens) writer.Write(token);
+      writer.WriteText(AsText(of.raw));
+    }
+    return writer.Take();
+  }
 };
 
 struct GoldenCase {
@@ -202,6 +237,46 @@ inline void AddExponents(ResidualProfile& profile, std::uint32_t group_count) {
   }
 }
 
+// How differences are coded: nothing of it is as it is of the whole.
+inline void AddDifferences(ResidualProfile& profile, const ModelSpec& spec, bool block_per_head,
+                           std::uint32_t group_count) {
+  ResidualProfile of = GoldenProfile(spec, block_per_head);
+  if (group_count > 0) AddExponents(of, group_count);
+  of.importance = {};
+  of.table_tokens.clear();
+  of.table_rows.clear();
+  for (ResidualLevel& level : of.levels) {
+    level = {.quality = level.quality,
+             .step = level.step * 0.375f,
+             .rate_weight = level.rate_weight,
+             .importance_strength = 0.25f};
+  }
+  for (PlaneProfile& plane : of.plane_profiles) {
+    for (float& bias : plane.bias) bias *= -0.0625f;
+    for (float& scale : plane.input_scales) scale *= 0.1875f;
+    for (float& scale : plane.basis_scales) scale *= 0.875f;
+    for (std::int8_t& weight : plane.weights) weight = static_cast<std::int8_t>(-weight);
+    for (auto& scales : plane.scales) {
+      for (std::uint8_t& scale : scales) {
+        if (scale != kNotCoded) scale = static_cast<std::uint8_t>(scale / 2 + 10);
+      }
+    }
+    plane.cell_exponents.assign(plane.cell_exponents.size(), 0);
+    plane.cell_scales.assign(plane.cell_scales.size(), 0);
+  }
+  for (std::uint32_t c = 0; c < kScaleClasses; ++c) {
+    std::uint16_t* const zero = &of.class_frequencies[c * kResidualSymbols + kSymbolMax];
+    const int moved = *zero / 8;
+    zero[0] = static_cast<std::uint16_t>(zero[0] - moved);
+    zero[2] = static_cast<std::uint16_t>(zero[2] + moved);
+  }
+  for (float& offset : of.offsets) offset = -offset;
+  for (std::uint16_t& carried : of.carried) carried = static_cast<std::uint16_t>(carried + 11);
+  for (std::uint16_t& expected : of.expected) ++expected;
+  of.prior = 80;
+  profile.differences = {std::move(of)};
+}
+
 // What the texts begin with, before RoPE.
 inline void AddFirstToken(ResidualProfile& profile, ModelSpec spec) {
   spec.dtype = DType::kFloat32;
@@ -317,6 +392,33 @@ inline std::vector<GoldenBlock> MakeBlocks(const ModelSpec& spec, std::uint64_t 
   return blocks;
 }
 
+// A block of a text that holds tokens of another one, and what it can be coded against. Its own
+// token 2 is kept as it is, and so is one of a run, which is cut by that.
+inline GoldenBlock MakeSharedBlock(const ModelSpec& spec, std::string name, std::uint32_t index,
+                                   std::uint32_t own_tokens, std::uint32_t offset,
+                                   std::uint64_t seed, std::vector<GoldenCoding> codings) {
+  const std::uint32_t size = spec.block_tokens;
+  const SyntheticText other = MakeText(spec, 4 * size, seed);
+  const SyntheticText text = ShareTokens(spec, other, offset, size, index * size + own_tokens,
+                                         (index + 2) * size, seed + 1, 0.05f);
+  SharedBlocks shared(spec, other, text);
+  GoldenBlock block = {.name = std::move(name),
+                       .first_position = index * size,
+                       .tokens = shared.tokens[index],
+                       .raw = shared.raw[index],
+                       .codings = std::move(codings)};
+  SetV(spec, 1, 2, 3, NotFinite(spec.dtype), block.raw);
+  SetV(spec, 0, own_tokens + 3, 1, NotFinite(spec.dtype), block.raw);
+  for (const ReferenceBlock& of : shared.of_block[index]) {
+    block.references.push_back({.node = of.node,
+                                .first_position = of.first_position,
+                                .tokens = {of.tokens.begin(), of.tokens.end()},
+                                .raw = {of.raw.begin(), of.raw.end()}});
+  }
+  block.runs = shared.runs[index];
+  return block;
+}
+
 inline GoldenCase MakeCase(std::string model, const DTypeCase& dtype, ModelSpec spec,
                            ResidualProfile profile, std::vector<GoldenBlock> blocks) {
   return {.model = std::move(model),
@@ -372,6 +474,31 @@ inline std::vector<GoldenCase> MakeGoldenCases() {
     blocks.push_back(std::move(noise));
     cases.push_back(MakeCase("unturned", dtype, spec, std::move(profile), std::move(blocks)));
   }
+  {
+    const DTypeCase& dtype = kBfloat16Case;
+    ModelSpec spec = HalvesSpec(dtype.dtype);
+    spec.name = "shared halves";
+    ResidualProfile profile = GoldenProfile(spec, /*block_per_head=*/true);
+    AddExponents(profile, 2);
+    AddFirstToken(profile, spec);
+    AddDifferences(profile, spec, /*block_per_head=*/true, 2);
+    std::vector<GoldenBlock> blocks;
+    blocks.push_back(MakeSharedBlock(spec, "start", 0, 6, 19, 400, {kGoldenHigh}));
+    blocks.push_back(MakeSharedBlock(spec, "again", 5, 5, 25, 410,
+                                     {kGoldenHigh, kGoldenNearExact, kGoldenSmall}));
+    cases.push_back(MakeCase("shared_halves", dtype, spec, std::move(profile), std::move(blocks)));
+  }
+  {
+    const DTypeCase& dtype = kDTypes[1];  // float16
+    ModelSpec spec = NeighboursSpec(dtype.dtype);
+    spec.name = "shared neighbours";
+    ResidualProfile profile = GoldenProfile(spec, /*block_per_head=*/false);
+    AddDifferences(profile, spec, /*block_per_head=*/false, 0);
+    std::vector<GoldenBlock> blocks;
+    blocks.push_back(MakeSharedBlock(spec, "again", 3, 0, 27, 500, {kGoldenHigh}));
+    cases.push_back(
+        MakeCase("shared_neighbours", dtype, spec, std::move(profile), std::move(blocks)));
+  }
   return cases;
 }
 
@@ -396,10 +523,13 @@ inline std::vector<std::byte> EncodeGolden(const GoldenCase& of, const GoldenBlo
     frame.insert(frame.end(), block.raw.begin(), block.raw.end());
     return frame;
   }
+  const std::vector<ReferenceBlock> references = block.ReferenceBlocks();
   const BlockToEncode to_encode = {.first_position = block.first_position,
                                    .session_tokens = block.first_position + 5000,
                                    .tokens = block.tokens,
-                                   .raw = block.raw};
+                                   .raw = block.raw,
+                                   .references = references,
+                                   .runs = block.runs};
   const std::span blocks(&to_encode, 1);
   const auto frames = coding.smallest                     ? with.EncodeSmallestExact(blocks)
                       : coding.quality == Quality::kExact ? without.Encode(blocks, coding.quality)
@@ -417,7 +547,9 @@ inline std::vector<std::byte> DecodeGolden(const GoldenCase& of, const GoldenBlo
   if (!view.ok()) return raw;
   EXPECT_TRUE(view->VerifyBody().ok());
   EXPECT_TRUE(view->CheckGeometry(KvGeometry(of.spec)).ok());
-  const FrameToDecode to_decode = {.frame = *view, .tokens = block.tokens, .raw = raw};
+  const std::vector<ReferenceBlock> references = block.ReferenceBlocks();
+  const FrameToDecode to_decode = {
+      .frame = *view, .tokens = block.tokens, .raw = raw, .references = references};
   const absl::Status decoded = codec.Decode(std::span(&to_decode, 1));
   EXPECT_TRUE(decoded.ok()) << decoded;
   return raw;

@@ -41,6 +41,7 @@ class Golden {
       EXPECT_EQ(tokens.size(), 4 * of_.spec.block_tokens);
       block.tokens.resize(tokens.size() / 4);
       std::memcpy(block.tokens.data(), tokens.data(), tokens.size());
+      if (!block.references.empty()) ReadReferences(block);
     }
   }
 
@@ -70,6 +71,19 @@ class Golden {
   }
 
  private:
+  void ReadReferences(GoldenBlock& block) const {
+    const std::vector<std::byte> bytes = Read(folder() / (block.name + "_references.bin"));
+    ByteReader reader(AsText(bytes));
+    for (GoldenReference& of : block.references) {
+      EXPECT_EQ(reader.ReadText(TrieNodeId::kBytes), of.node.view());
+      EXPECT_EQ(reader.Read<std::uint32_t>(), of.first_position);
+      for (TokenId& token : of.tokens) token = reader.Read<std::uint32_t>();
+      const auto raw = reader.ReadBytes(of.raw.size());
+      of.raw.assign(raw.begin(), raw.end());
+    }
+    EXPECT_TRUE(reader.Done());
+  }
+
   GoldenCase of_;
   std::vector<std::byte> profile_file_;
   std::unique_ptr<FrameCodec> with_, without_;
@@ -132,17 +146,28 @@ TEST(GoldenFramesTest, EveryKernelSetRestoresTheseBytes) {
 TEST(GoldenFramesTest, TheFramesAreOfTheCodecsTheyAreNamedFor) {
   std::set<CodecId> codecs;
   for (const Golden& golden : ReadAll()) {
-    golden.ForEachFrame([&](const GoldenBlock&, const std::vector<std::byte>& bytes,
+    golden.ForEachFrame([&](const GoldenBlock& block, const std::vector<std::byte>& bytes,
                             const std::string&, const GoldenCoding& coding) {
       const auto frame = FrameView::Parse(bytes);
       ASSERT_TRUE(frame.ok()) << frame.status();
       codecs.insert(frame->codec());
       EXPECT_EQ(frame->quality(), coding.quality);
       EXPECT_EQ(frame->codec() != CodecId::kRaw && !frame->profile().empty(),
-                coding.smallest || frame->codec() == CodecId::kResidual);
+                coding.smallest || frame->codec() == CodecId::kResidual ||
+                    frame->codec() == CodecId::kReferenced);
+      EXPECT_EQ(frame->codec() == CodecId::kReferenced, !block.references.empty());
+      // Those of the block, in the order in which its tokens use them.
+      const auto table = ReferencesOf(*frame, golden.of().spec.block_tokens);
+      ASSERT_TRUE(table.ok()) << table.status();
+      ASSERT_EQ(table->references.size(), block.references.size());
+      for (std::size_t i = 0; i < block.references.size(); ++i) {
+        EXPECT_EQ(table->references[i].node, block.references[i].node);
+        EXPECT_EQ(table->references[i].digest, DigestOfKv(block.references[i].raw));
+        EXPECT_EQ(table->references[i].first_position, block.references[i].first_position);
+      }
     });
   }
-  EXPECT_EQ(codecs.size(), 4u);
+  EXPECT_EQ(codecs.size(), std::size(kAllCodecs));
 }
 
 }  // namespace

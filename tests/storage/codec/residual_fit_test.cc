@@ -6,6 +6,7 @@
 
 #include "storage/codec/profile_header.h"
 #include "tests/storage/codec/residual_fixture.h"
+#include "tests/storage/codec/shared_text.h"
 
 namespace kvtrie {
 namespace {
@@ -258,6 +259,96 @@ TEST(ResidualFitTest, WhatDoesNotFitIsNamed) {
   const absl::Status status =
       FitResidualProfile(differing, SamplesOf(of_differing), {}, options).status();
   EXPECT_NE(std::string(status.message()).find("block_per_head"), std::string::npos) << status;
+}
+
+// Four texts, and 80 tokens of each behind another prefix.
+std::vector<SyntheticText> SharedTexts(const ModelSpec& spec) {
+  std::vector<SyntheticText> texts = FitTexts(spec);
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    texts.push_back(ShareTokens(spec, texts[i], 20, 80, 12, 92, 50 + i, 0.05f));
+  }
+  return texts;
+}
+
+std::size_t BytesAgainst(const ModelSpec& spec, const ResidualProfile& profile) {
+  const SyntheticText other = MakeText(spec, 96, 99);
+  const SharedBlocks shared(spec, other, ShareTokens(spec, other, 16, 64, 32, 96, 98, 0.05f));
+  const auto encoded = MakeCodec(spec, profile)->Encode(shared.blocks, Quality::kHigh);
+  EXPECT_TRUE(encoded.ok());
+  EXPECT_EQ((*encoded)[4].referenced_tokens, profile.differences.empty() ? 0u : 16u);
+  return (*encoded)[3].body.size() + (*encoded)[4].body.size();
+}
+
+TEST(ResidualFitTest, DifferencesAreFittedToWhatTextsShare) {
+  const ModelSpec spec = SyntheticSpec({{4, 2, 16, 16}});
+  const std::vector<SyntheticText> texts = SharedTexts(spec);
+  ResidualFitOptions options = SmallFitOptions();
+  options.differences.tokens_min = 320;
+  options.differences.step_factor = 1;
+  options.differences.near_exact_step_factor = 0.5f;
+  const auto profile = FitResidualProfile(spec, SamplesOf(texts), {}, options);
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  ASSERT_EQ(profile->differences.size(), 1u);
+  EXPECT_EQ(profile->differences[0].levels[0].step, profile->levels[0].step);
+  EXPECT_EQ(profile->differences[0].levels[1].step, profile->levels[1].step / 2);
+  EXPECT_EQ(profile->differences[0].group_count, 0u);
+  EXPECT_TRUE(ResidualProfile::DecodeBody(profile->EncodeBody()).ok());
+
+  // The rest is that of a fit without.
+  ResidualProfile without = *profile;
+  without.differences.clear();
+  options.differences.tokens_min = 321;
+  const auto too_few = FitResidualProfile(spec, SamplesOf(texts), {}, options);
+  ASSERT_TRUE(too_few.ok());
+  EXPECT_EQ(too_few->EncodeBody(), without.EncodeBody());
+  options.differences.tokens_min = 0;
+  EXPECT_TRUE(FitResidualProfile(spec, SamplesOf(texts), {}, options)->differences.empty());
+  // Residuals of 0.2 became differences of 0.05, at a step of a quarter of a residual's deviation.
+  EXPECT_LT(BytesAgainst(spec, *profile), BytesAgainst(spec, without) / 2);
+}
+
+TEST(ResidualFitTest, DifferencesCanBeAddedToAProfile) {
+  const ModelSpec spec = SyntheticSpec({{3, 2, 8, 8}});
+  const std::vector<SyntheticText> texts = SharedTexts(spec);
+  const FitMaterial material = MakeMaterial(spec, texts, false);
+  ResidualFitOptions options = SmallFitOptions();
+  for (ResidualLevel& level : options.levels) level.importance_strength = 0.5f;
+  options.differences.tokens_min = 100;
+  options.differences.importance_strength = 0.5f;
+  const auto whole = FitResidualProfile(spec, SamplesOf(texts), material, options);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  ResidualProfile profile = *whole;
+  profile.differences.clear();
+  ASSERT_TRUE(FitDifferences(spec, SamplesOf(texts), material, options, profile).ok());
+  EXPECT_EQ(profile.EncodeBody(), whole->EncodeBody());
+  ASSERT_EQ(profile.differences.size(), 1u);
+  EXPECT_EQ(profile.differences[0].group_count, 1u);
+  EXPECT_EQ(profile.differences[0].importance.query_heads, 0u);
+  // Texts that share nothing take it away again.
+  ASSERT_TRUE(FitDifferences(spec, SamplesOf(FitTexts(spec)), material, options, profile).ok());
+  EXPECT_TRUE(profile.differences.empty());
+}
+
+TEST(ResidualFitTest, WhatIsWrongOfDifferencesIsNamed) {
+  const ModelSpec spec = SyntheticSpec({{2, 1, 4, 4}});
+  const std::vector<SyntheticText> texts = SharedTexts(spec);
+  const ResidualProfile fitted = FitSynthetic(spec);
+  const auto expect_named = [&](const std::string& what, auto change) {
+    ResidualProfile profile = fitted;
+    ResidualFitOptions options = SmallFitOptions();
+    options.differences.tokens_min = 100;
+    change(options, profile);
+    const absl::Status status = FitDifferences(spec, SamplesOf(texts), {}, options, profile);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << what << status;
+    EXPECT_NE(std::string(status.message()).find(what), std::string::npos) << status;
+  };
+  expect_named("run_tokens_min",
+               [](auto& options, auto&) { options.differences.run_tokens_min = 0; });
+  expect_named("step_factor", [](auto& options, auto&) { options.differences.step_factor = 0; });
+  expect_named("step_factor", [](auto& options, auto&) { options.differences.step_factor = kNan; });
+  expect_named("rounds", [](auto& options, auto&) { options.differences.rounds = 0; });
+  expect_named("rate_weight", [](auto& options, auto&) { options.differences.rate_weight = -1; });
+  expect_named("layers", [](auto&, auto& profile) { profile.planes.pop_back(); });
 }
 
 }  // namespace

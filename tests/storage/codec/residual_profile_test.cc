@@ -6,6 +6,7 @@
 
 #include "tests/storage/codec/counted_allocations.h"
 #include "tests/storage/codec/residual_fixture.h"
+#include "tests/storage/codec/shared_text.h"
 
 namespace kvtrie {
 namespace {
@@ -74,6 +75,74 @@ TEST(ResidualProfileTest, BodiesComeBack) {
     ASSERT_TRUE(again.ok()) << again.status();
     ExpectSame(profile, *again);
     EXPECT_EQ(again->EncodeBody(), body);
+  }
+}
+
+// A body without differences is the one with them, cut off there: bodies of before stay what they
+// were. What holds a body knows how long it is.
+TEST(ResidualProfileTest, DifferencesFollowTheRest) {
+  const ModelSpec spec = SyntheticSpec({{3, 2, 4, 2}});
+  const ResidualProfile plain = PlainProfile(spec);
+  const ResidualProfile profile = WithDifferences(plain, spec);
+  const std::string before = plain.EncodeBody(), body = profile.EncodeBody();
+  EXPECT_EQ(body.substr(0, before.size()), before);
+  EXPECT_EQ(body[before.size()], 1);
+  EXPECT_EQ(body.substr(before.size() + 1), profile.differences[0].EncodeBody());
+  const auto again = ResidualProfile::DecodeBody(body);
+  ASSERT_TRUE(again.ok()) << again.status();
+  ExpectSame(*again, profile);
+  ASSERT_EQ(again->differences.size(), 1u);
+  ExpectSame(again->differences[0], profile.differences[0]);
+  for (std::size_t length = before.size() + 1; length < body.size(); ++length) {
+    EXPECT_TRUE(absl::IsDataLoss(ResidualProfile::DecodeBody(body.substr(0, length)).status()))
+        << length;
+  }
+  EXPECT_TRUE(ResidualProfile::DecodeBody(body.substr(0, before.size())).ok());
+  for (const std::string& more : {std::string("\0", 1), std::string("\2"), "\1" + before}) {
+    EXPECT_TRUE(absl::IsDataLoss(ResidualProfile::DecodeBody(body + more).status()));
+  }
+}
+
+TEST(ResidualProfileTest, DifferencesAreThoseOfTheProfile) {
+  const ModelSpec spec = SyntheticSpec({{3, 2, 4, 2}});
+  const ResidualProfile good = WithDifferences(PlainProfile(spec), spec);
+  ASSERT_TRUE(good.CheckConsistency().ok());
+  const std::vector<std::pair<const char*, std::function<void(ResidualProfile&)>>> kCases = {
+      {"differences twice", [](auto& p) { p.differences.push_back(p.differences[0]); }},
+      {"plane 1: not finite (of differences)",
+       [](auto& p) { p.differences[0].plane_profiles[1].bias[0] = kNan; }},
+      {"differences: planes",
+       [](auto& p) {
+         p.differences[0] = PlainProfile(SyntheticSpec({{2, 2, 4, 2}}));
+       }},
+      {"differences: exponent groups",
+       [](auto& p) {
+         p.differences[0].group_count = 1;
+         p.differences[0].exponent_frequencies.assign(kExponentSymbols, 0);
+       }},
+      {"differences: levels",
+       [](auto& p) { p.differences[0].levels[1].quality = Quality::kNearExact; }},
+      {"differences: token table",
+       [&](auto& p) {
+         const ResidualProfile with_table = PlainProfile(spec);
+         p.differences[0].table_tokens = with_table.table_tokens;
+         p.differences[0].table_rows = with_table.table_rows;
+       }},
+      {"differences: first token",
+       [](auto& p) {
+         p.differences[0].has_first_token = true;
+         p.differences[0].first_rows.assign(p.component_count(), 0);
+       }},
+      {"differences of differences",
+       [&](auto& p) { p.differences[0] = WithDifferences(p.differences[0], spec); }},
+  };
+  for (const auto& [name, change] : kCases) {
+    ResidualProfile bad = good;
+    change(bad);
+    const absl::Status status = bad.CheckConsistency();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << name;
+    EXPECT_NE(std::string(status.message()).find(name), std::string::npos)
+        << name << ", not: " << status;
   }
 }
 

@@ -57,6 +57,10 @@ void WriteCase(const GoldenCase& of, Writer& writer) {
   for (const GoldenBlock& block : of.blocks) {
     writer.Write(folder / (block.name + "_tokens.bin"), std::as_bytes(std::span(block.tokens)));
     writer.Write(folder / (block.name + "_kv.bin"), block.raw);
+    if (!block.references.empty()) {
+      const std::string references = block.ReferenceFile();
+      writer.Write(folder / (block.name + "_references.bin"), std::as_bytes(std::span(references)));
+    }
     for (const GoldenCoding& coding : block.codings) {
       const std::string name = block.name + "_" + coding.name;
       const std::vector<std::byte> frame = EncodeGolden(of, block, coding, with, without);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "storage/base/byte_order.h"
+#include "storage/codec/reference_table.h"
 #include "tests/storage/engine/engine_fixture.h"
 
 namespace kvtrie {
@@ -47,19 +49,42 @@ inline std::vector<std::byte> CodedPattern(std::uint32_t number, std::size_t byt
   return raw;
 }
 
+// Puts a table of references where the body of a frame has it; where the number goes then.
+inline std::size_t WriteReferences(const ReferenceTable& table, std::span<std::byte> body) {
+  ByteWriter writer;
+  // Flags, tokens kept exact, one section, with which both layers are complete.
+  for (const int field : {0, 0, 1, 2}) writer.Write(static_cast<std::uint16_t>(field));
+  table.Write(writer);
+  const std::string& text = writer.text();
+  std::memcpy(body.data() + kFrameBindingBytes, text.data(), text.size());
+  return body.size() - 4;
+}
+
 // What the fake codec makes of a raw block: its number is that of the bytes.
 inline std::vector<std::byte> FakeFrame(const ModelSpec& spec, const BlockToEncode& block,
                                         const ProfileId& profile, Quality quality, bool is_coded) {
-  std::vector<std::byte> body(600);
+  const bool is_referenced = is_coded && !block.references.empty();
+  std::vector<std::byte> body(is_referenced ? 400 : 600);
   WriteFrameBinding({.first_position = block.first_position,
                      .tokens_crc32c = Crc32c(std::as_bytes(block.tokens)),
                      .profile = is_coded ? profile : ProfileId{}},
                     std::span(body).first(kFrameBindingBytes));
-  StoreLittle(body.data() + kFrameBindingBytes, LoadLittle<std::uint32_t>(block.raw.data()) * 8 +
-                                                    static_cast<std::uint32_t>(quality));
+  std::size_t number_at = kFrameBindingBytes;
+  if (is_referenced) {
+    ReferenceTable table{.references = {}, .runs = {block.runs.begin(), block.runs.end()}};
+    for (const ReferenceBlock& reference : block.references) {
+      table.references.push_back(
+          {reference.node, DigestOfKv(reference.raw), reference.first_position});
+    }
+    EXPECT_TRUE(table.Check(block.tokens.size()).ok()) << table.Check(block.tokens.size());
+    number_at = WriteReferences(table, body);
+  }
+  StoreLittle(body.data() + number_at, LoadLittle<std::uint32_t>(block.raw.data()) * 8 +
+                                           static_cast<std::uint32_t>(quality));
   const FrameSection section{static_cast<std::uint32_t>(body.size()), Crc32c(body)};
   std::vector<std::byte> frame(FrameHeaderBytes(1));
-  WriteFrameHeader({.codec = is_coded ? CodecId::kResidual : CodecId::kLossless,
+  const CodecId coded = is_referenced ? CodecId::kReferenced : CodecId::kResidual;
+  WriteFrameHeader({.codec = is_coded ? coded : CodecId::kLossless,
                     .quality = is_coded ? quality : Quality::kExact,
                     .model = spec.Digest(),
                     .raw_bytes = block.raw.size(),
@@ -91,7 +116,9 @@ class FakeCodec final : public BlockCodec {
       encoded_blocks.fetch_add(1);
       const bool can_be_coded = !refuse || !refuse(block.first_position);
       frames.push_back({.bytes = FakeFrame(spec, block, profile, quality, can_be_coded),
-                        .codec = can_be_coded ? CodecId::kResidual : CodecId::kLossless,
+                        .codec = !can_be_coded              ? CodecId::kLossless
+                                 : block.references.empty() ? CodecId::kResidual
+                                                            : CodecId::kReferenced,
                         .quality = can_be_coded ? quality : Quality::kExact});
     }
     return frames;
@@ -105,6 +132,19 @@ class FakeCodec final : public BlockCodec {
   std::function<absl::Status()> fail;                        // set before the engine uses it
 
  private:
+  static absl::Status CheckReferences(const FrameToDecode& block) {
+    const auto table = ReferencesOf(block.frame, block.tokens.size());
+    if (!table.ok()) return table.status();
+    for (const FrameReference& wanted : table->references) {
+      const bool is_there =
+          std::any_of(block.references.begin(), block.references.end(), [&](const auto& given) {
+            return given.node == wanted.node && given.first_position == wanted.first_position &&
+                   DigestOfKv(given.raw) == wanted.digest;
+          });
+      if (!is_there) return absl::InternalError("a reference is missing or another one");
+    }
+    return absl::OkStatus();
+  }
   absl::Status DecodeOne(const ModelSpec& spec, const FrameToDecode& block,
                          ProfileStore& profiles) const {
     ++calls;
@@ -118,8 +158,13 @@ class FakeCodec final : public BlockCodec {
       const auto profile = profiles.Read(block.frame.profile());
       if (!profile.ok()) return absl::FailedPreconditionError(profile.status().message());
     }
-    const auto pattern = CodedPattern(
-        LoadLittle<std::uint32_t>(block.frame.body().data() + kFrameBindingBytes), raw.size());
+    const auto body = block.frame.body();
+    std::size_t at = kFrameBindingBytes;
+    if (block.frame.codec() == CodecId::kReferenced) {
+      if (const absl::Status status = CheckReferences(block); !status.ok()) return status;
+      at = body.size() - 4;
+    }
+    const auto pattern = CodedPattern(LoadLittle<std::uint32_t>(body.data() + at), raw.size());
     std::copy(pattern.begin(), pattern.end(), raw.begin());
     return absl::OkStatus();
   }
@@ -148,7 +193,11 @@ class CodedFixture : public EngineFixture {
     CodecId codec = CodecId::kResidual;
     Quality quality = Quality::kHigh;
     std::size_t body_bytes = 600;
+    std::vector<FrameReference> references = {};  // each of its own token
   };
+  static FrameKind Referenced(Quality quality, std::vector<FrameReference> references) {
+    return {CodecId::kReferenced, quality, 400, std::move(references)};
+  }
   static FrameKind Residual(Quality quality) { return {CodecId::kResidual, quality, 600}; }
   static FrameKind Rotated() { return {CodecId::kRotated, Quality::kUnrated, 700}; }
 
@@ -169,9 +218,17 @@ class CodedFixture : public EngineFixture {
     std::vector<std::byte> body(kind.body_bytes);
     WriteFrameBinding({.first_position = block * spec_.block_tokens,
                        .tokens_crc32c = Crc32c(std::as_bytes(tokens)),
-                       .profile = kind.codec == CodecId::kResidual ? profile_ : ProfileId{}},
+                       .profile = kind.codec == CodecId::kRotated ? ProfileId{} : profile_},
                       std::span(body).first(kFrameBindingBytes));
-    StoreLittle(body.data() + kFrameBindingBytes, NumberOf(path, block, kind));
+    std::size_t number_at = kFrameBindingBytes;
+    if (kind.codec == CodecId::kReferenced) {
+      ReferenceTable table{.references = kind.references, .runs = {}};
+      for (std::uint16_t i = 0; i < kind.references.size(); ++i) {
+        table.runs.push_back({.first_token = i, .token_count = 1, .reference = i, .offset = 0});
+      }
+      number_at = WriteReferences(table, body);
+    }
+    StoreLittle(body.data() + number_at, NumberOf(path, block, kind));
     const FrameSection section{static_cast<std::uint32_t>(body.size()), Crc32c(body)};
     std::vector<std::byte> frame(FrameHeaderBytes(1));
     WriteFrameHeader({.codec = kind.codec,
@@ -217,6 +274,14 @@ class CodedFixture : public EngineFixture {
     mutex.Await(absl::Condition(&none_open));
     return results;
   }
+  // What a block is named by in frames that are coded against its frame of this kind.
+  FrameReference ReferenceTo(const PathView& path, std::uint32_t block, const FrameKind& kind) {
+    return {.node = NodesOf(LookupAt(path, Quality::kUnrated))[block],
+            .digest = DigestOfKv(kind.codec == CodecId::kRaw ? Pattern(path, block)
+                                                             : DecodedBytes(path, block, kind)),
+            .first_position = block * spec_.block_tokens};
+  }
+
   // Puts that must succeed.
   void MustPutFrames(const PathView& path, const FrameKind& kind, bool beside_exact = false) {
     PutAnnouncement put;

@@ -627,9 +627,7 @@ TEST_F(EnginePutTest, AnnouncementsThatCannotBeStoredAreRefused) {
   EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.session_id = long_text; }));
   EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.priority = 16; }));
   EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.ttl = seconds(-1); }));
-  for (const float bits : {std::nanf(""), -1.0f, -0.0f, std::numeric_limits<float>::infinity()}) {
-    EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.block_surprisal_bits = {1, bits}; }));
-  }
+  EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.probabilities.log_probs = "short"; }));
   EXPECT_EQ(engine_->Stats().open_puts, 0u);
 }
 

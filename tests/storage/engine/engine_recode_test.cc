@@ -164,6 +164,52 @@ TEST_F(EngineRecodeTest, NothingIsHeldAfterwards) {
   EXPECT_EQ(engine_->Stats().open_puts, 0u);
 }
 
+// The same text behind another prefix, at another place in its blocks.
+TEST_F(EngineRecodeTest, TextThatIsStoredElsewhereIsCodedAgainstIt) {
+  OpenWithProfile();
+  const auto document = SessionTokens(7, 10 * kTestBlockTokens);
+  std::vector<TokenId> first = SessionTokens(1, 2 * kTestBlockTokens);
+  std::vector<TokenId> second = SessionTokens(2, 2 * kTestBlockTokens + 5);
+  first.insert(first.end(), document.begin(), document.end());
+  second.insert(second.end(), document.begin(), document.end());
+  const std::uint32_t second_blocks = static_cast<std::uint32_t>(second.size()) / kTestBlockTokens;
+  // References are finer than what is coded against them.
+  MustPutFrames(PathOf(first), Residual(Quality::kNearExact));
+  MustPut(second);
+  RecodeAll();
+  const auto frames = FramesAt(PathOf(second), Quality::kHigh);
+  ASSERT_EQ(frames.size(), second_blocks);
+  std::uint32_t referenced = 0;
+  for (std::uint32_t block = 0; block < second_blocks; ++block) {
+    ASSERT_TRUE(frames[block].has_value());
+    referenced += frames[block]->codec == CodecId::kReferenced ? 1 : 0;
+    const auto raw = RawBytes(*frames[block]);
+    ASSERT_TRUE(raw.ok()) << raw.status();
+    EXPECT_EQ(*raw, DecodedBytes(PathOf(second), block, Residual(Quality::kHigh)));
+  }
+  EXPECT_EQ(referenced, second_blocks - 2);  // all that hold some of the document
+  EXPECT_GE(engine_->Stats().reference_count, referenced);
+  ExpectSound();
+
+  // A third one is coded against the first too: members are no references.
+  std::vector<TokenId> third = SessionTokens(3, 3 * kTestBlockTokens);
+  third.insert(third.end(), document.begin(), document.end());
+  MustPut(third);
+  RecodeAll();
+  EXPECT_EQ(FramesAt(PathOf(third), Quality::kHigh)[5]->codec, CodecId::kReferenced);
+  ExpectSound();
+  // All members outlive the session that they were coded against.
+  Selection selection;
+  const auto found = LookupAt(PathOf(first), Quality::kUnrated);
+  selection.node = found.blocks.front().front().node;
+  ASSERT_TRUE(engine_->Delete(tenant_, selection).ok());
+  EXPECT_EQ(engine_->Stats().reference_count, 0u);
+  EXPECT_EQ(LookupAt(PathOf(second), Quality::kHigh).matched_blocks, second_blocks);
+  EXPECT_EQ(LookupAt(PathOf(third), Quality::kHigh).matched_blocks, 13u);
+  EXPECT_EQ(engine_->Stats().lost_members_total, 0u);
+  ExpectSound();
+}
+
 TEST_F(EngineRecodeTest, LongPathsAreCodedInSteps) {
   OpenWithProfile();
   const auto tokens = SessionTokens(1, 100 * kTestBlockTokens);

@@ -51,7 +51,7 @@ class ProfileBlockCodecTest : public testing::Test {
   }
   std::vector<absl::Status> Decode(std::vector<std::vector<std::byte>>* to) {
     to->assign(kBlocks, std::vector<std::byte>(raw_[0].size()));
-    return codec_.Decode(spec_, ToDecode(to), *store_);
+    return block_codec_.Decode(spec_, ToDecode(to), *store_);
   }
 
   const ModelSpec spec_ = SyntheticSpec();
@@ -65,7 +65,7 @@ class ProfileBlockCodecTest : public testing::Test {
   std::vector<std::vector<std::byte>> expected_;
   FaultyFileSystem files_;
   std::unique_ptr<ProfileStore> store_;
-  ProfileBlockCodec codec_{std::size_t{1} << 30};
+  ProfileBlockCodec block_codec_{std::size_t{1} << 30};
 };
 
 TEST_F(ProfileBlockCodecTest, BlocksDecodeTogetherWithOneCodec) {
@@ -75,11 +75,11 @@ TEST_F(ProfileBlockCodecTest, BlocksDecodeTogetherWithOneCodec) {
     for (const absl::Status& status : Decode(&raw)) EXPECT_TRUE(status.ok()) << status;
     EXPECT_TRUE(raw == expected_);
   }
-  const BlockCodecStats stats = codec_.Stats();
+  const BlockCodecStats stats = block_codec_.Stats();
   EXPECT_EQ(stats.codecs.builds_total, 1u);
   EXPECT_EQ(stats.codecs.hits_total, 1u);
-  codec_.Forget(profile_id_);
-  EXPECT_EQ(codec_.Stats().codecs.codecs, 0u);
+  block_codec_.Forget(profile_id_);
+  EXPECT_EQ(block_codec_.Stats().codecs.codecs, 0u);
 }
 
 TEST_F(ProfileBlockCodecTest, FramesOfSeveralCodecsMayBeMixed) {
@@ -118,7 +118,7 @@ TEST_F(ProfileBlockCodecTest, AMissingProfileIsNamedAndLookedForAgain) {
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(profile_id_.ToHex()), HasSubstr("PutProfile")));
   }
-  EXPECT_EQ(codec_.Stats().missing_profiles_total, kBlocks);
+  EXPECT_EQ(block_codec_.Stats().missing_profiles_total, kBlocks);
   PutProfile();
   for (const absl::Status& status : Decode(&raw)) EXPECT_TRUE(status.ok()) << status;
 }
@@ -128,15 +128,15 @@ TEST_F(ProfileBlockCodecTest, AProfileForAnotherModelIsNotUsed) {
   ModelSpec other = spec_;
   other.weights_revision = "2";
   std::vector<std::vector<std::byte>> raw(kBlocks, raw_[0]);
-  for (const absl::Status& status : codec_.Decode(other, ToDecode(&raw), *store_)) {
+  for (const absl::Status& status : block_codec_.Decode(other, ToDecode(&raw), *store_)) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(profile_id_.ToHex()), HasSubstr("another model")));
   }
-  EXPECT_EQ(codec_.Stats().unusable_profiles_total, kBlocks);
+  EXPECT_EQ(block_codec_.Stats().unusable_profiles_total, kBlocks);
   // Blocks of another size.
   std::vector<FrameToDecode> frames = ToDecode(&raw);
-  for (const absl::Status& status : codec_.Decode(WithBlocks(spec_, 8), frames, *store_)) {
+  for (const absl::Status& status : block_codec_.Decode(WithBlocks(spec_, 8), frames, *store_)) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   }
 }

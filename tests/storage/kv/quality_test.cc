@@ -40,8 +40,9 @@ TEST(QualityTest, CodecsAreOnTheRungThatTheirBytesAllow) {
   EXPECT_EQ(RungOf(CodecId::kLossless), Rung::kExact);
   EXPECT_EQ(RungOf(CodecId::kResidual), Rung::kCoded);
   EXPECT_EQ(RungOf(CodecId::kRotated), Rung::kCoded);
+  EXPECT_EQ(RungOf(CodecId::kReferenced), Rung::kCoded);
   EXPECT_FALSE(IsCodec(CodecId{0}));
-  EXPECT_FALSE(IsCodec(CodecId{5}));
+  EXPECT_FALSE(IsCodec(CodecId{6}));
 }
 
 }  // namespace

@@ -72,6 +72,15 @@ NodeRow CodedRow() {
   return row;
 }
 
+// Coded against others.
+NodeRow ReferencedRow() {
+  NodeRow row = CodedRow();
+  row.rungs.front().codec = CodecId::kReferenced;
+  row.rungs.front().references = {{CountingId<TrieNodeId>(0x90), Rung::kCoded},
+                                  {CountingId<TrieNodeId>(0xB0), Rung::kExact}};
+  return row;
+}
+
 NodeDescriptor Descriptor() {
   NodeDescriptor descriptor;
   descriptor.tenant = kBuiltInTenant;
@@ -131,7 +140,7 @@ void ExpectStoredWell(const Row& row, const std::string& golden) {
   EXPECT_TRUE(absl::IsDataLoss(Row::Decode(reseal(fields.substr(0, fields.size() - 1))).status()));
 
   std::string newer = bytes.substr(0, bytes.size() - 4);
-  newer[0] = 3;
+  newer[0] = std::is_same_v<Row, NodeRow> ? 4 : 3;
   ByteWriter newer_writer;
   newer_writer.WriteText(newer);
   EXPECT_TRUE(absl::IsUnimplemented(Row::Decode(Seal(std::move(newer_writer))).status()));
@@ -141,6 +150,7 @@ TEST(NodeRowTest, IsStoredWell) {
   ExpectStoredWell(FirstRow(), "v1/node_row_first.bin");
   ExpectStoredWell(DeepRow(), "v2/node_row_deep.bin");
   ExpectStoredWell(CodedRow(), "v2/node_row_coded.bin");
+  ExpectStoredWell(ReferencedRow(), "v3/node_row_referenced.bin");
 }
 TEST(NodeRowTest, PlacesOfVersion1AreReadAsUnits) {
   const auto row = NodeRow::Decode(ReadGolden("v1/node_row_deep.bin"));
@@ -215,7 +225,9 @@ TEST(NodeRowTest, NamesTheFirstFieldThatIsOutOfRange) {
       {"quality", [](NodeRow& r) { r.rungs[0].quality = Quality{0}; }},
       {"quality", [](NodeRow& r) { r.rungs[0].quality = Quality{6}; }},
       {"codec", [](NodeRow& r) { r.rungs[0].codec = CodecId{0}; }},
-      {"codec", [](NodeRow& r) { r.rungs[0].codec = CodecId{5}; }},
+      {"codec", [](NodeRow& r) { r.rungs[0].codec = CodecId{6}; }},
+      {"count of references", [](NodeRow& r) { r.rungs[0].codec = CodecId::kReferenced; }},
+      {"references", [](NodeRow& r) { r.rungs[0].references = {{CountingId<TrieNodeId>(1)}}; }},
       {"codec", [](NodeRow& r) { r.rungs[0].codec = CodecId::kLossless; }},
       {"codec", [](NodeRow& r) { r.rungs[1].codec = CodecId::kRotated; }},
       {"profile", [](NodeRow& r) { r.rungs[1].profile = CountingId<ProfileId>(1); }},
@@ -234,6 +246,31 @@ TEST(NodeRowTest, NamesTheFirstFieldThatIsOutOfRange) {
   NodeRow row = FirstRow();
   row.salt.assign(257, 's');
   EXPECT_TRUE(absl::IsInvalidArgument(row.Validate()));
+}
+
+TEST(NodeRowTest, NamesWhatIsWrongWithReferences) {
+  using Change = std::function<void(std::vector<RungReference>&)>;
+  const std::pair<const char*, Change> cases[] = {
+      {"count of references", [](auto& references) { references.clear(); }},
+      {"count of references",
+       [](auto& references) {
+         references.clear();
+         for (std::uint8_t i = 0; i <= kRungReferencesMax; ++i) {
+           references.push_back({CountingId<TrieNodeId>(i), Rung::kCoded});
+         }
+       }},
+      {"node of reference", [](auto& references) { references[0].node = {}; }},
+      {"rung of reference", [](auto& references) { references[0].rung = Rung{0}; }},
+      {"rung of reference", [](auto& references) { references[1].rung = Rung::kTokens; }},
+      {"one twice", [](auto& references) { references[1].node = references[0].node; }},
+  };
+  for (const auto& [field, change] : cases) {
+    NodeRow row = ReferencedRow();
+    change(row.rungs[0].references);
+    const absl::Status status = row.Validate();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << field;
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(field));
+  }
 }
 
 // What an engine computed bit for bit on a lossy prefix is no more than that prefix was.

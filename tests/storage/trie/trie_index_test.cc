@@ -288,6 +288,41 @@ TEST_F(TrieIndexTest, SurprisalAddsUpAlongThePath) {
                                       .block_surprisal_bits = 4});
   EXPECT_FLOAT_EQ(index_.node(up).surprisal_bits, 3);
   EXPECT_FLOAT_EQ(index_.node(down).surprisal_bits, 7);
+  EXPECT_EQ(index_.node(down).path_is_known, 1u);
+}
+
+TEST_F(TrieIndexTest, SurprisalThatNobodySaidIsEstimatedAndMarked) {
+  const std::vector<TokenId> tokens = {1, 2, 3, 4, 5, 6, 7, 8};
+  const HashedPath path = Hashed(PathOf(tokens));
+  const NodeRef up = index_.Insert(
+      {.id = IdOf(1), .model = slot_, .path_hash = path.hash(0), .tokens = path.tokens(0)});
+  const NodeRef down = index_.Insert({.id = IdOf(2),
+                                      .parent = up,
+                                      .model = slot_,
+                                      .path_hash = path.hash(1),
+                                      .tokens = path.tokens(1),
+                                      .block_surprisal_bits = 4});
+  EXPECT_FLOAT_EQ(index_.node(up).surprisal_bits, 4 * 3.75f);
+  EXPECT_FLOAT_EQ(index_.node(down).surprisal_bits, 4 * 3.75f + 4);
+  EXPECT_EQ(index_.node(up).is_known, 0u);
+  EXPECT_EQ(index_.node(down).is_known, 1u);
+  EXPECT_EQ(index_.node(down).path_is_known, 0u);
+}
+
+TEST_F(TrieIndexTest, NamesAreCountedHoweverManyAndGoWithTheirNode) {
+  const NodeRef ref = InsertPath(PathOf(std::vector<TokenId>{1, 2, 3, 4}));
+  const NodeRef other = InsertPath(PathOf(std::vector<TokenId>{5, 6, 7, 8}));
+  for (const std::uint32_t count : {1u, 126u, 127u, 128u, 100'000u, 127u, 126u, 0u, 200u}) {
+    index_.SetNameCount(ref, count);
+    EXPECT_EQ(index_.name_count(ref), count);
+    EXPECT_EQ(index_.name_count(other), 0u);
+    ExpectSound();
+  }
+  index_.Erase(ref);
+  ExpectSound();
+  const NodeRef next = InsertPath(PathOf(std::vector<TokenId>{1, 2, 3, 4}));
+  EXPECT_EQ(next, ref);
+  EXPECT_EQ(index_.name_count(next), 0u);
 }
 
 TEST_F(TrieIndexTest, LoadingInAnyOrderMakesTheSameTrie) {
@@ -309,6 +344,7 @@ TEST_F(TrieIndexTest, LoadingInAnyOrderMakesTheSameTrie) {
   index_.FinishLoading();
   EXPECT_EQ(Walk(PathOf(tokens)).refs, refs);
   EXPECT_FLOAT_EQ(index_.node(refs[2]).surprisal_bits, 3);
+  EXPECT_EQ(index_.node(refs[2]).path_is_known, 1u);
   ExpectSound();
 }
 
@@ -330,7 +366,7 @@ TEST_F(TrieIndexTest, TouchCountsUses) {
   const NodeRef ref = InsertPath(PathOf(std::vector<TokenId>{1, 2, 3, 4}));
   index_.Touch(ref, 77);
   index_.Touch(ref, 78);
-  EXPECT_EQ(index_.node(ref).use_count, 2u);
+  EXPECT_EQ(index_.node(ref).use_count(), 2u);
   EXPECT_EQ(index_.node(ref).last_used_seconds, 78u);
 }
 

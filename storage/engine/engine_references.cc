@@ -1,0 +1,360 @@
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "storage/base/check.h"
+#include "storage/base/status_macros.h"
+#include "storage/engine/engine_core.h"
+#include "storage/engine/trie_put_session.h"
+#include "storage/meta/meta_keys.h"
+
+namespace kvtrie {
+
+namespace {
+
+// Rounds of reading tokens that are in no memory; what is not read by then is not found.
+constexpr int kReadRoundsMax = 4;
+
+}  // namespace
+
+static_assert(kRungReferencesMax == kReferencesMax, "a row holds what a frame may name");
+
+void Engine::Core::CountFrame(NodeRef ref, const RungRow& rung) {
+  const IndexNode& node = index_.node(ref);
+  census_.Add(node.model, rung);
+  references_.Add(node.id, rung.references);
+}
+
+void Engine::Core::UncountFrame(NodeRef ref, const RungRow& rung) {
+  const IndexNode& node = index_.node(ref);
+  census_.Remove(node.model, rung);
+  if (rung.codec == CodecId::kReferenced && rung.references.empty()) {
+    references_.Forget(node.id);  // its row could not be read
+  } else {
+    references_.Remove(node.id, rung.references);
+  }
+}
+
+absl::Status Engine::Core::CheckReferences(const PublishItem& item) {
+  const TriePutSession& session = *item.session;
+  const TrieNodeId& own = session.blocks[item.block].id;
+  absl::ReaderMutexLock lock(&index_mutex_);
+  if (item.rung.references.empty()) return absl::OkStatus();
+  const auto refuse = [&item](const RungReference& reference, absl::string_view why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("block ", item.block, ": it was coded against block ", reference.node.ToHex(),
+                     ", ", why, "; code it again without"));
+  };
+  for (const RungReference& reference : item.rung.references) {
+    const NodeRef ref = index_.FindById(reference.node);
+    if (ref == 0 || index_.node(ref).model != session.slot ||
+        !index_.node(ref).quality_on(reference.rung) || index_.node(ref).expired(NowSeconds())) {
+      return refuse(reference, "which is not stored any more");
+    }
+    if (references_.IsMember(reference.node)) {
+      return refuse(reference, "which was itself coded against others");
+    }
+    if (reference.node == own) return refuse(reference, "which is the block itself");
+  }
+  if (references_.IsReferenced(own)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("block ", item.block,
+                     ": others were coded against it, so that it cannot be coded against others; "
+                     "code it again without"));
+  }
+  return absl::OkStatus();
+}
+
+// Frames of a node that others may have been coded against.
+std::vector<StoredFrame> Engine::Core::FramesToReference(const TrieNodeId& node) {
+  StoredFrame in_index;
+  TenantId tenant;
+  bool has_other;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const NodeRef ref = index_.FindById(node);
+    if (ref == 0 || !index_.node(ref).has_frame()) return {};
+    in_index = FrameInIndex(index_.node(ref));
+    has_other = index_.node(ref).has_other();
+    tenant = index_.model(index_.node(ref).model).tenant;
+  }
+  std::vector<StoredFrame> frames;
+  if (in_index.codec != CodecId::kReferenced) frames.push_back(in_index);
+  if (!has_other) return frames;
+  const auto row = ReadRow(tenant, node);
+  if (!row.ok()) return frames;
+  for (const RungRow& rung : row->rungs) {
+    if (LocationOf(rung) == in_index.at || rung.codec == CodecId::kReferenced) continue;
+    frames.push_back({.node = node,
+                      .rung = rung.rung,
+                      .quality = ServedQuality(*row, rung),
+                      .codec = rung.codec,
+                      .at = LocationOf(rung),
+                      .raw_frame_bytes = in_index.raw_frame_bytes});
+  }
+  return frames;
+}
+
+Engine::Core::DecodedReferences Engine::Core::DecodeReferences(
+    const ModelId& model, std::span<const FrameReference> wanted) {
+  DecodedReferences decoded;
+  std::map<std::pair<TrieNodeId, KvDigest>, std::vector<StoredFrame>> candidates;
+  for (const FrameReference& reference : wanted) {
+    const auto [found, is_new] = candidates.try_emplace({reference.node, reference.digest});
+    if (is_new) found->second = FramesToReference(reference.node);
+  }
+  // Nearly always the first frame of a node is the one: all of those are read together.
+  for (std::size_t attempt = 0; !candidates.empty(); ++attempt) {
+    std::vector<StoredFrame> frames;
+    std::vector<std::pair<TrieNodeId, KvDigest>> keys;
+    for (auto at = candidates.begin(); at != candidates.end();) {
+      if (attempt >= at->second.size()) {
+        at = candidates.erase(at);
+        continue;
+      }
+      frames.push_back(at->second[attempt]);
+      keys.push_back(at->first);
+      ++at;
+    }
+    std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow(frames);
+    for (std::size_t i = 0; i < frames.size(); ++i) {
+      if (!raw[i].ok() || DigestOfKv(raw[i]->view.body()) != keys[i].second) continue;
+      auto tokens = TokensOf(keys[i].first, model);
+      if (!tokens.ok()) continue;
+      decoded.emplace(keys[i], DecodedReference{*std::move(tokens), *std::move(raw[i])});
+      candidates.erase(keys[i]);
+    }
+  }
+  return decoded;
+}
+
+// What is coded against another inherits its error, so that one is finer. Exact frames are the
+// first to go when space is needed, so they are none.
+bool Engine::Core::MayBeReference(NodeRef ref, Quality quality) const {
+  const IndexNode& node = index_.node(ref);
+  return node.has_frame() && node.codec() == CodecId::kResidual &&
+         IsAtLeast(node.quality(), quality) && node.quality() != quality &&
+         !node.expired(NowSeconds());
+}
+
+std::map<std::uint32_t, Engine::Core::BlockReferences> Engine::Core::FindReferences(
+    const StoredPath& path, std::span<const TokenId> tokens, std::uint32_t first_block,
+    Quality quality) {
+  std::vector<ExtraKey> extra_keys;
+  for (const auto& [block, key] : path.extra_keys) extra_keys.push_back({block, key});
+  const std::uint32_t block_tokens = path.registered->spec.block_tokens;
+  RunQuery query{.space = TextSpaceOf(path.tenant, path.model, path.salt),
+                 .salt = path.salt,
+                 .tokens = tokens,
+                 .extra_keys = extra_keys,
+                 .first_token = first_block * block_tokens};
+  std::map<std::uint32_t, BlockReferences> references;
+  for (int round = 0; round < kReadRoundsMax; ++round) {
+    std::vector<std::pair<NodeRef, TrieNodeId>> unread;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      const auto slot = index_.FindModel(path.tenant, path.model);
+      if (!slot) return references;
+      query.model = *slot;
+      std::vector<NodeRef> own_path;
+      for (const TrieNodeId& node : path.nodes) {
+        const NodeRef ref = index_.FindById(node);
+        if (ref == 0) return references;
+        own_path.push_back(ref);
+      }
+      query.own_path = own_path;
+      query.usable = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+        return MayBeReference(ref, quality);
+      };
+      const RunFindings found = runs_->FindRuns(index_, query);
+      for (const NodeRef ref : found.unread) unread.emplace_back(ref, index_.node(ref).id);
+      if (unread.empty() || round + 1 == kReadRoundsMax) {
+        for (const TextRun& run : found.runs) {
+          for (std::uint32_t at = 0; at < run.token_count;) {
+            const std::uint32_t token = run.first_token + at;
+            const std::uint32_t block = token / block_tokens;
+            const std::uint32_t there = run.offset + at;
+            // To the end of the run, of the block, or of the reference's block.
+            const std::uint32_t count =
+                std::min({run.token_count - at, (block + 1) * block_tokens - token,
+                          block_tokens - there % block_tokens});
+            const NodeRef named = run.nodes[there / block_tokens];
+            at += count;
+            // A reference of others stays as it is.
+            if (references_.IsReferenced(index_.node(own_path[block]).id)) continue;
+            BlockReferences& of_block = references[block];
+            const TrieNodeId& id = index_.node(named).id;
+            const auto known = std::find(of_block.nodes.begin(), of_block.nodes.end(), id);
+            const auto number = static_cast<std::uint16_t>(known - of_block.nodes.begin());
+            if (known == of_block.nodes.end()) {
+              if (of_block.nodes.size() == kReferencesMax) continue;
+              of_block.nodes.push_back(id);
+            }
+            of_block.runs.push_back(
+                {.first_token = static_cast<std::uint16_t>(token % block_tokens),
+                 .token_count = static_cast<std::uint16_t>(count),
+                 .reference = number,
+                 .offset = static_cast<std::uint16_t>(there % block_tokens)});
+          }
+        }
+        break;
+      }
+    }
+    CacheTokensOf(path.tenant, unread);
+  }
+  for (auto& [block, of_block] : references) {
+    std::sort(
+        of_block.runs.begin(), of_block.runs.end(),
+        [](const ReferenceRun& a, const ReferenceRun& b) { return a.first_token < b.first_token; });
+  }
+  return references;
+}
+
+std::map<TrieNodeId, Engine::Core::LoadedReference> Engine::Core::LoadReferences(
+    const ModelId& model, const std::map<std::uint32_t, BlockReferences>& wanted) {
+  std::map<TrieNodeId, LoadedReference> loaded;
+  std::vector<StoredFrame> frames;
+  std::vector<std::uint32_t> depths;
+  {
+    absl::flat_hash_set<TrieNodeId> nodes;
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (const auto& [block, references] : wanted) {
+      for (const TrieNodeId& node : references.nodes) {
+        const NodeRef ref = index_.FindById(node);
+        if (ref == 0 || index_.node(ref).codec() != CodecId::kResidual) continue;
+        if (!nodes.insert(node).second) continue;
+        frames.push_back(FrameInIndex(index_.node(ref)));
+        depths.push_back(index_.node(ref).depth);
+      }
+    }
+  }
+  std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow(frames);
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    auto tokens = TokensOf(frames[i].node, model);
+    if (!raw[i].ok() || !tokens.ok()) continue;
+    const auto first_position = static_cast<std::uint32_t>((depths[i] - 1) * tokens->size());
+    loaded.emplace(frames[i].node, LoadedReference{*std::move(tokens), *std::move(raw[i]),
+                                                   first_position, frames[i].quality});
+  }
+  return loaded;
+}
+
+absl::Status Engine::Core::CheckNotNeeded(const PublishItem& item, const PendingNode& node) {
+  absl::ReaderMutexLock lock(&index_mutex_);
+  for (const RungRow& dropped : node.dropped) {
+    if (!references_.IsReferenced(node.id, dropped.rung)) continue;
+    const std::vector<TrieNodeId> members = references_.MembersOf(node.id);
+    to_detach_.insert(to_detach_.end(), members.begin(), members.end());
+    return absl::UnavailableError(
+        absl::StrCat("block ", item.block,
+                     ": others were coded against the frame that this one takes the place of; they "
+                     "are being coded anew, try again in some seconds"));
+  }
+  return absl::OkStatus();
+}
+
+void Engine::Core::DetachQueued() {
+  std::vector<TrieNodeId> members;
+  {
+    absl::MutexLock change(&change_mutex_);
+    members.swap(to_detach_);
+  }
+  Detach(members);
+}
+
+std::vector<TrieNodeId> Engine::Core::MembersOutside(std::span<const NodeRef> refs) const {
+  std::vector<TrieNodeId> members;
+  if (references_.size() == 0) return members;
+  const absl::flat_hash_set<NodeRef> inside(refs.begin(), refs.end());
+  absl::flat_hash_set<TrieNodeId> found;
+  for (const NodeRef ref : refs) {
+    for (const TrieNodeId& member : references_.MembersOf(index_.node(ref).id)) {
+      if (!inside.contains(index_.FindById(member)) && found.insert(member).second) {
+        members.push_back(member);
+      }
+    }
+  }
+  return members;
+}
+
+void Engine::Core::Detach(std::span<const TrieNodeId> members) {
+  for (const TrieNodeId& member : members) {
+    if (const absl::Status status = DetachOne(member); !status.ok()) {
+      spdlog::info("block {}: could not be coded without what it was coded against: {}",
+                   member.ToHex(), std::string(status.message()));
+    }
+  }
+}
+
+// What was restored from a lossy frame is coded at the finest level that there is, so that it loses
+// next to nothing a second time; it is served at what it was served at before.
+absl::Status Engine::Core::DetachOne(const TrieNodeId& member) {
+  if (codec_ == nullptr) return absl::FailedPreconditionError("this server has no codecs");
+  StoredPath path;
+  StoredFrame frame;
+  ProfileId profile;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const NodeRef ref = index_.FindById(member);
+    if (ref == 0 || index_.node(ref).codec() != CodecId::kReferenced) return absl::OkStatus();
+    if (!models_.contains(index_.node(ref).model)) {
+      return absl::FailedPreconditionError("its model is not registered");
+    }
+    path = PathTo(ref);
+    frame = FrameInIndex(index_.node(ref));
+    profile = profiles_->NewestFor(path.registered->codec_key);
+  }
+  const auto info = profiles_->Find(profile);
+  if (!info) return absl::FailedPreconditionError("there is no profile for its model");
+  Quality finest = Quality::kUnrated;
+  for (const auto& level : info->header.levels) {
+    if (IsAtLeast(level.quality, finest)) finest = level.quality;
+  }
+  if (!IsAtLeast(finest, frame.quality)) {
+    return absl::FailedPreconditionError("the profile has no level as good");
+  }
+  KV_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, TokensOfPath(path));
+  const std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow({&frame, 1});
+  KV_RETURN_IF_ERROR(raw.front().status());
+  const ModelSpec& spec = path.registered->spec;
+  const auto block = static_cast<std::uint32_t>(path.nodes.size() - 1);
+  const BlockToEncode to_encode{.first_position = block * spec.block_tokens,
+                                .session_tokens = static_cast<std::uint32_t>(tokens.size()),
+                                .tokens = std::span<const TokenId>(tokens).last(spec.block_tokens),
+                                .raw = raw.front()->view.body()};
+  KV_ASSIGN_OR_RETURN(std::vector<EncodedFrame> encoded,
+                      codec_->Encode(spec, {&to_encode, 1}, profile, finest, *profiles_));
+  if (RungOf(encoded.front().codec) != Rung::kCoded) {
+    return absl::FailedPreconditionError("it cannot be coded");
+  }
+  PutAnnouncement put;
+  put.quality = finest;
+  put.detaches_at = frame.quality;
+  AddedFrames added;
+  std::map<std::uint32_t, EncodedFrame> frames;
+  frames.emplace(block, std::move(encoded.front()));
+  KV_RETURN_IF_ERROR(AddFrames(path, tokens, frames, put, &added));
+  counters_.detached_blocks += added.blocks;
+  return absl::OkStatus();
+}
+
+void Engine::Core::DropMemberFrames(std::span<const TrieNodeId> members) {
+  for (const TrieNodeId& member : members) {
+    StoredFrame frame;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      const NodeRef ref = index_.FindById(member);
+      if (ref == 0 || index_.node(ref).codec() != CodecId::kReferenced) continue;
+      frame = FrameInIndex(index_.node(ref));
+    }
+    counters_.lost_members.fetch_add(1, std::memory_order_relaxed);
+    DropFrame(frame);
+  }
+}
+
+}  // namespace kvtrie

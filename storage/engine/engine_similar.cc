@@ -1,0 +1,99 @@
+#include <algorithm>
+#include <utility>
+
+#include "storage/base/status_macros.h"
+#include "storage/engine/engine_core.h"
+#include "storage/trie/similar_sessions.h"
+
+namespace kvtrie {
+namespace {
+
+// Rounds of reading tokens that are in no memory, each of at most RunIndex::kUnreadMax rows. What
+// is not read by then is not compared, and so not in the answer.
+constexpr int kReadRoundsMax = 4;
+
+}  // namespace
+
+void Engine::Core::CacheTokensOf(TenantId tenant,
+                                 std::span<const std::pair<NodeRef, TrieNodeId>> nodes) {
+  for (const auto& [ref, id] : nodes) {
+    counters_.token_cache_misses.fetch_add(1, std::memory_order_relaxed);
+    const auto row = ReadRow(tenant, id);
+    if (!row.ok()) continue;
+    absl::MutexLock lock(&index_mutex_);
+    if (index_.alive(ref) && index_.node(ref).id == id) index_.CacheTokens(ref, row->tokens);
+  }
+}
+
+void Engine::Core::NameSessions(TenantId tenant,
+                                std::span<const std::pair<std::string, TrieNodeId>> sessions) {
+  absl::MutexLock lock(&index_mutex_);
+  for (const auto& [session, node] : sessions) {
+    if (const NodeRef end = index_.FindById(node); end != 0)
+      session_ends_.Set(tenant, session, end);
+  }
+}
+
+absl::StatusOr<SimilarResult> Engine::Core::Similar(TenantId tenant,
+                                                    const SimilarRequest& request) {
+  ModelSlot slot;
+  SimilarResult result;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    KV_ASSIGN_OR_RETURN(slot, FindRegistered(tenant, request.path.model));
+    result.block_tokens = index_.model(slot).block_tokens;
+  }
+  const Walked walked = *Walk(slot, tenant, request.path, result.block_tokens, Quality::kUnrated,
+                              /*may_block=*/true);
+  SimilarQuery query{.model = slot,
+                     .space = TextSpaceOf(tenant, request.path.model, request.path.salt),
+                     .salt = request.path.salt,
+                     .tokens = request.path.tokens,
+                     .extra_keys = request.path.extra_keys,
+                     .session_count = request.session_count,
+                     .now_seconds = NowSeconds()};
+  for (int round = 0;; ++round) {
+    std::vector<std::pair<NodeRef, TrieNodeId>> unread;
+    {
+      absl::ReaderMutexLock lock(&index_mutex_);
+      std::vector<NodeRef> prefix;
+      for (const auto& [ref, id] : walked.nodes) {
+        if (!index_.alive(ref) || index_.node(ref).id != id) break;
+        prefix.push_back(ref);
+      }
+      query.stored_prefix = prefix;
+      const SimilarSessions found = FindSimilarSessions(index_, *runs_, session_ends_, query);
+      if (round < kReadRoundsMax) {
+        for (const NodeRef ref : found.unread) unread.emplace_back(ref, index_.node(ref).id);
+      }
+      if (unread.empty()) {
+        result.matched_blocks = static_cast<std::uint32_t>(prefix.size());
+        result.is_complete = found.is_complete && found.unread.empty();
+        for (const SimilarSession& session : found.sessions) {
+          NearSession near{.end = index_.node(session.end).id,
+                           .session_ids = session_ends_.SessionsAt(session.end),
+                           .blocks = index_.node(session.end).depth,
+                           .shared_prefix_blocks = session.shared_prefix_blocks,
+                           .shared_prefix_bits = session.shared_prefix_bits,
+                           .shared_run_tokens = session.shared_run_tokens,
+                           .shared_run_bits = session.shared_run_bits,
+                           .runs = {}};
+          for (std::size_t i = 0; i < session.runs.size(); ++i) {
+            const TextRun& run = session.runs[i];
+            near.runs.push_back({run.first_token, run.token_count,
+                                 index_.node(run.nodes.front()).id, run.offset,
+                                 session.run_bits[i]});
+          }
+          result.sessions.push_back(std::move(near));
+        }
+        break;
+      }
+    }
+    CacheTokensOf(tenant, unread);
+  }
+  counters_.similar_queries.fetch_add(1, std::memory_order_relaxed);
+  if (!result.is_complete) counters_.similar_cut_short.fetch_add(1, std::memory_order_relaxed);
+  return result;
+}
+
+}  // namespace kvtrie

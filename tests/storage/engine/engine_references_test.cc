@@ -1,0 +1,327 @@
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/meta/meta_keys.h"
+#include "storage/meta/rocksdb_meta_store.h"
+#include "tests/storage/engine/coded_fixture.h"
+
+namespace kvtrie {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+// A document under one prefix, coded, and the same under another: its second block is coded against
+// the second of the first.
+class EngineReferencesTest : public CodedFixture {
+ protected:
+  void OpenAndPut(bool with_member = true) {
+    OpenWithProfile();
+    MustPutFrames(Original(), Fine());
+    if (!with_member) return;
+    MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Residual(Quality::kHigh));
+    const auto results = PutMember({ReferenceTo(Original(), 1, Fine())});
+    ASSERT_EQ(results.size(), 1u);
+    ASSERT_TRUE(results[0].ok()) << results[0].status();
+    AwaitNoOpenPuts();
+  }
+  // Of the second block of the copy.
+  PutResults PutMember(const std::vector<FrameReference>& references, Rung rung = Rung::kCoded,
+                       bool offer = true) {
+    PutAnnouncement put;
+    put.path = Copy();
+    put.quality = Quality::kHigh;
+    for (const FrameReference& reference : references) {
+      if (offer) put.references.push_back({reference.node, rung});
+    }
+    return PutFrames(put, Referenced(Quality::kHigh, references));
+  }
+
+  PathView Original() const { return PathOf(original_); }
+  PathView Copy() const { return PathOf(copy_); }
+  static FrameKind Fine() { return Residual(Quality::kNearExact); }
+  CodecId CodecOfMember() {
+    const auto frames = FramesAt(Copy(), Quality::kUnrated);
+    return frames.size() == 2 && frames[1] ? frames[1]->codec : CodecId{};
+  }
+  void ExpectMemberReads() {
+    const auto frames = FramesAt(Copy(), Quality::kHigh);
+    ASSERT_EQ(frames.size(), 2u);
+    ASSERT_TRUE(frames[1].has_value());
+    EXPECT_EQ(frames[1]->codec, CodecId::kReferenced);
+    const auto raw = RawBytes(*frames[1]);
+    ASSERT_TRUE(raw.ok()) << raw.status();
+    EXPECT_EQ(*raw, DecodedBytes(Copy(), 1, Referenced(Quality::kHigh, {})));
+  }
+  // With what is neither held nor needed.
+  void Fill(int blocks) {
+    for (int i = 0; i < blocks; ++i) Put(SessionTokens(1000 + filled_++, kTestBlockTokens));
+  }
+
+  std::uint64_t filled_ = 0;
+  const std::vector<TokenId> original_ = SessionTokens(1, 2 * kTestBlockTokens);
+  const std::vector<TokenId> copy_ = SessionTokens(2, 2 * kTestBlockTokens);
+};
+
+TEST_F(EngineReferencesTest, AMemberIsDecodedWithItsReference) {
+  OpenAndPut();
+  ExpectMemberReads();
+  ExpectSound();
+  Reopen();
+  ExpectMemberReads();
+  ExpectSound();
+}
+
+// Who asks for frames has not got what it was coded against.
+TEST_F(EngineReferencesTest, AMemberIsServedAsARawFrame) {
+  OpenAndPut();
+  const auto frames = FramesAt(Copy(), Quality::kHigh);
+  ASSERT_TRUE(frames[1].has_value());
+  const auto loaded = ReadBlock(*frames[1], ReadAs::kFrame);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->view.codec(), CodecId::kRaw);
+  EXPECT_TRUE(std::ranges::equal(loaded->view.body(),
+                                 DecodedBytes(Copy(), 1, Referenced(Quality::kHigh, {}))));
+  EXPECT_EQ(frames[1]->loaded_bytes(ReadAs::kFrame), loaded->bytes.view.size());
+}
+
+TEST_F(EngineReferencesTest, WhatThePutWasNotOfferedIsRefused) {
+  OpenAndPut(/*with_member=*/false);
+  MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Residual(Quality::kHigh));
+  const auto results =
+      PutMember({ReferenceTo(Original(), 1, Fine())}, Rung::kCoded, /*offer=*/false);
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_TRUE(absl::IsInvalidArgument(results[0].status()));
+  EXPECT_THAT(std::string(results[0].status().message()), HasSubstr("not offered"));
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, ReferencesThatAreNotThereOrOnAnotherRungAreRefused) {
+  OpenAndPut(/*with_member=*/false);
+  MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Residual(Quality::kHigh));
+  FrameReference unknown = ReferenceTo(Original(), 1, Fine());
+  unknown.node.bytes[3] ^= 1;
+  for (const auto& [reference, rung] :
+       {std::pair(unknown, Rung::kCoded), {ReferenceTo(Original(), 1, Fine()), Rung::kExact}}) {
+    const auto results = PutMember({reference}, rung);
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_TRUE(absl::IsFailedPrecondition(results[0].status())) << results[0].status();
+  }
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, ThereAreNoChains) {
+  OpenAndPut();
+  // A third copy, against the member.
+  const auto third = SessionTokens(3, kTestBlockTokens);
+  const auto member = ReferenceTo(Copy(), 1, Referenced(Quality::kHigh, {}));
+  PutAnnouncement put;
+  put.path = PathOf(third);
+  put.quality = Quality::kHigh;
+  put.references = {{member.node, Rung::kCoded}};
+  auto results = PutFrames(put, Referenced(Quality::kHigh, {member}));
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_TRUE(absl::IsFailedPrecondition(results[0].status()));
+  EXPECT_THAT(std::string(results[0].status().message()), HasSubstr("itself coded against"));
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, AReferenceDoesNotBecomeAMember) {
+  OpenWithProfile();
+  MustPutFrames(Original(), Residual(Quality::kHigh));
+  MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Fine());
+  ASSERT_TRUE(PutMember({ReferenceTo(Original(), 1, Residual(Quality::kHigh))})[0].ok());
+  const auto other = ReferenceTo(Copy(), 0, Fine());
+  PutAnnouncement put;
+  put.path = Original();
+  put.first_block = 1;
+  put.quality = Quality::kNearExact;
+  put.references = {{other.node, Rung::kCoded}};
+  const auto results = PutFrames(put, Referenced(Quality::kNearExact, {other}));
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_TRUE(absl::IsFailedPrecondition(results[0].status()));
+  EXPECT_THAT(std::string(results[0].status().message()),
+              HasSubstr("others were coded against it"));
+  ExpectMemberReads();
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, AReferenceIsNotEvictedBeforeItsMembers) {
+  options_.disk_limit_bytes = std::uint64_t{64} << 20;
+  spec_.kv_groups.front().layer_runs.front().layer_count = 64;  // 128 KiB per block
+  OpenAndPut();
+  for (int round = 0; round < 8; ++round) {
+    clock_.Advance(std::chrono::hours(1));
+    engine_->Lookup(tenant_, {.models = {model_}, .path = Copy(), .min_quality = Quality::kHigh})
+        .IgnoreError();
+    Fill(128);
+    ASSERT_EQ(LookupAt(Original(), Quality::kNearExact).matched_blocks, 2u) << round;
+  }
+  ExpectMemberReads();
+  EXPECT_GT(engine_->Stats().evicted_blocks_total, 0u);
+  EXPECT_TRUE(engine_->Delete(tenant_, SelectionOf(Copy())).ok());
+  clock_.Advance(std::chrono::hours(100));
+  for (int round = 0; round < 8; ++round) Fill(128);
+  EXPECT_LT(LookupAt(Original(), Quality::kNearExact).matched_blocks, 2u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, MembersAreCodedAnewBeforeTheirReferenceIsDeleted) {
+  OpenAndPut();
+  ASSERT_TRUE(engine_->Delete(tenant_, SelectionOf(Original())).ok());
+  EXPECT_EQ(LookupAt(Original(), Quality::kUnrated).matched_blocks, 1u);
+  const auto frames = FramesAt(Copy(), Quality::kHigh);
+  ASSERT_EQ(frames.size(), 2u);
+  ASSERT_TRUE(frames[1].has_value());
+  EXPECT_EQ(frames[1]->codec, CodecId::kResidual);
+  EXPECT_EQ(frames[1]->quality, Quality::kHigh);  // no more than it was, whatever its frame says
+  EXPECT_EQ(LookupAt(Copy(), Quality::kNearExact).matched_blocks, 0u);
+  EXPECT_EQ(engine_->Stats().detached_blocks_total, 1u);
+  EXPECT_EQ(engine_->Stats().lost_members_total, 0u);
+  ExpectSound();
+  Reopen();
+  EXPECT_EQ(LookupAt(Copy(), Quality::kHigh).matched_blocks, 2u);
+}
+
+TEST_F(EngineReferencesTest, AMemberThatCannotBeCodedAnewGoesToo) {
+  fake_codec_->refuse = [](std::uint32_t) { return true; };
+  OpenAndPut();
+  ASSERT_TRUE(engine_->Delete(tenant_, SelectionOf(Original())).ok());
+  EXPECT_EQ(LookupAt(Copy(), Quality::kUnrated).matched_blocks, 1u);
+  EXPECT_EQ(engine_->Stats().lost_members_total, 1u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, AllGoesAtOnceWhereMembersGoToo) {
+  OpenAndPut();
+  Selection all;
+  all.all = true;
+  ASSERT_TRUE(engine_->Delete(tenant_, all).ok());
+  EXPECT_EQ(engine_->Stats().node_count, 0u);
+  EXPECT_EQ(engine_->Stats().detached_blocks_total, 0u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, AnEndedReferenceWaitsUntilItsMembersAreCodedAnew) {
+  OpenAndPut();
+  ASSERT_TRUE(
+      engine_->SetRetention(tenant_, SelectionOf(Original()), {.ttl = std::chrono::seconds(10)})
+          .ok());
+  clock_.Advance(std::chrono::seconds(11));
+  engine_->RunMaintenance();
+  EXPECT_EQ(LookupAt(Original(), Quality::kUnrated).matched_blocks, 0u);
+  EXPECT_EQ(CodecOfMember(), CodecId::kResidual);
+  clock_.Advance(std::chrono::seconds(2));
+  engine_->RunMaintenance();
+  EXPECT_EQ(engine_->Stats().node_count, 2u);
+  EXPECT_EQ(LookupAt(Copy(), Quality::kHigh).matched_blocks, 2u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, AnEndedReferenceDoesNotWaitForever) {
+  fake_codec_->refuse = [](std::uint32_t) { return true; };
+  OpenAndPut();
+  ASSERT_TRUE(
+      engine_->SetRetention(tenant_, SelectionOf(Original()), {.ttl = std::chrono::seconds(10)})
+          .ok());
+  for (int i = 0; i < 3; ++i) {
+    clock_.Advance(std::chrono::seconds(60));
+    engine_->RunMaintenance();
+  }
+  EXPECT_EQ(engine_->Stats().node_count, 1u);
+  EXPECT_EQ(engine_->Stats().lost_members_total, 1u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, AMemberOfADamagedReferenceIsAMiss) {
+  options_.memory_tier_bytes = 0;
+  OpenAndPut();
+  DamageRecord(FramesAt(Original(), Quality::kNearExact)[1]->at);
+  const auto frames = FramesAt(Copy(), Quality::kHigh);
+  ASSERT_TRUE(frames[1].has_value());
+  EXPECT_FALSE(RawBytes(*frames[1]).ok());
+  EXPECT_EQ(LookupAt(Copy(), Quality::kUnrated).matched_blocks, 1u);
+  EXPECT_EQ(LookupAt(Original(), Quality::kUnrated).matched_blocks, 1u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, AnExactReferenceIsNotDroppedForItsCodedFrame) {
+  OpenWithProfile();
+  MustPut(original_);
+  MustPutFrames(Original(), Residual(Quality::kHigh), /*beside_exact=*/true);
+  MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Residual(Quality::kHigh));
+  const auto results =
+      PutMember({ReferenceTo(Original(), 1, {.codec = CodecId::kRaw})}, Rung::kExact);
+  ASSERT_TRUE(results[0].ok()) << results[0].status();
+  const auto change =
+      engine_->SetRetention(tenant_, SelectionOf(Original()), {.quality = Quality::kHigh});
+  ASSERT_TRUE(change.ok());
+  EXPECT_EQ(change->dropped_frames, 1u);
+  EXPECT_EQ(change->unchanged_blocks, 1u);
+  ExpectMemberReads();
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, ABetterFrameOfAReferenceComesOnceItsMembersAreCodedAnew) {
+  OpenWithProfile();
+  MustPutFrames(Original(), Residual(Quality::kHigh));
+  MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Residual(Quality::kHigh));
+  ASSERT_TRUE(PutMember({ReferenceTo(Original(), 1, Residual(Quality::kHigh))})[0].ok());
+  PutAnnouncement put;
+  put.path = Original();
+  put.quality = Quality::kNearExact;
+  const auto refused = PutFrames(put, Fine());
+  ASSERT_EQ(refused.size(), 2u);
+  EXPECT_TRUE(refused[0].ok());
+  EXPECT_TRUE(absl::IsUnavailable(refused[1].status()));
+  ExpectMemberReads();
+  AwaitNoOpenPuts();
+  engine_->RunMaintenance();
+  EXPECT_EQ(CodecOfMember(), CodecId::kResidual);
+  const auto taken = PutFrames(put, Fine());
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_TRUE(taken[0].ok()) << taken[0].status();
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, AStartWithoutTheReferenceDropsTheMember) {
+  OpenAndPut();
+  const TrieNodeId reference = ReferenceTo(Original(), 1, Fine()).node;
+  engine_.reset();
+  {
+    auto meta = OpenRocksDbMetaStore(options_.data_dir + "/meta", {});
+    ASSERT_TRUE(meta.ok()) << meta.status();
+    MetaBatch batch(tenant_);
+    batch.Delete(MetaTable::kNodes, NodeRowKey{tenant_, reference}.Encode());
+    ASSERT_TRUE(meta->store->Write(batch).ok());
+    ASSERT_TRUE(meta->store->Sync().ok());
+  }
+  Open();
+  EXPECT_EQ(LookupAt(Copy(), Quality::kUnrated).matched_blocks, 1u);
+  EXPECT_THAT(engine_->recovery().notes, testing::Contains(HasSubstr("coded against blocks that")));
+  ExpectSound();
+  Reopen();
+  EXPECT_EQ(engine_->Stats().node_count, 2u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, MembersAreFoundAgainWhenTheMetadataIsLost) {
+  OpenAndPut();
+  engine_.reset();
+  fs::remove_all(options_.data_dir + "/meta");
+  Open();
+  EXPECT_TRUE(engine_->recovery().rebuilt_from_segments);
+  ExpectMemberReads();
+  ExpectSound();
+  ASSERT_TRUE(engine_->Delete(tenant_, SelectionOf(Original())).ok());
+  EXPECT_EQ(engine_->Stats().detached_blocks_total, 1u);
+}
+
+}  // namespace
+}  // namespace kvtrie
