@@ -39,10 +39,10 @@ struct PutAnnouncement {
   // (NotFound).
   bool only_existing = false;
   // Frames that those that come may be coded against; each stays until the put ends.
-  std::vector<RungReference> references;
+  std::vector<RungReference> references = {};
   // Replaces a coded frame that was coded against others, by one that is served at no more than
   // this. For the engine's own use.
-  std::optional<Quality> detaches_at;
+  std::optional<Quality> detaches_at = {};
   bool durable = false;
   std::chrono::seconds ttl{0};
   std::uint32_t priority = 0;
