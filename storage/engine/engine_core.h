@@ -276,18 +276,21 @@ class Engine::Core {
   std::uint64_t TextSpaceOf(TenantId tenant, const ModelId& model, std::string_view salt) const {
     return hasher_->Root(tenant, model, salt);
   }
-  // Reads tokens of nodes that are in no memory.
+  // Reads tokens of nodes that are in no memory. A search does so in rounds of at most
+  // RunIndex::kUnreadMax rows; what is not read by then is not compared, and so not found.
+  static constexpr int kUnreadRoundsMax = 4;
   void CacheTokensOf(TenantId tenant, std::span<const std::pair<NodeRef, TrieNodeId>> nodes);
-  void NameSessions(TenantId tenant, std::span<const std::pair<std::string, TrieNodeId>> sessions);
+
   // engine_groups.cc
   // Named sessions and where their rows are about to say that they end; empty: nowhere.
-  using NamedEnds = absl::flat_hash_map<std::pair<TenantId, std::string>, TrieNodeId>;
+  using NamedEnds = std::map<std::pair<TenantId, std::string>, TrieNodeId>;
   struct SessionMove {
     TenantId tenant;
+    std::string session;
     TrieNodeId from;  // empty: the session is new
     TrieNodeId to;
   };
-  // Reads the rows as they are: call it before they are written.
+  // Where no end is known in memory, reads the rows as they are: call it before they are written.
   std::vector<SessionMove> FindMoves(const NamedEnds& ends)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   // Call it after they were written.
@@ -331,6 +334,8 @@ class Engine::Core {
   // null: none is.
   const RungRow* Choose(const NodeRow& row, Quality min_quality, ReadAs as) const;
   StoredFrame FrameInIndex(const IndexNode& node) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  static StoredFrame FrameInRow(const TrieNodeId& node, const NodeRow& row, const RungRow& rung,
+                                std::uint64_t raw_frame_bytes);
   // The frame as it is stored, from memory; nullopt: it is not there.
   std::optional<LoadedFrame> FromMemory(const StoredFrame& frame);
   // The frame as it lies on disk; DataLoss when it is not what the node names.
@@ -413,6 +418,8 @@ class Engine::Core {
     std::string salt;
     std::vector<std::pair<std::uint32_t, std::string>> extra_keys;  // by block
     std::vector<TrieNodeId> nodes;                                  // from the first block on
+
+    std::vector<ExtraKey> ExtraKeys() const;  // views
   };
 
   // engine_references.cc
@@ -446,6 +453,10 @@ class Engine::Core {
                                                           std::span<const TokenId> tokens,
                                                           std::uint32_t first_block,
                                                           Quality quality);
+  // Cuts a run where blocks end, on either side.
+  void AddRun(const TextRun& run, std::span<const NodeRef> own_path, std::uint32_t block_tokens,
+              std::map<std::uint32_t, BlockReferences>* references) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   bool MayBeReference(NodeRef ref, Quality quality) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // Their coded frames, decoded; those that cannot be are not in it.
   struct LoadedReference {
@@ -553,7 +564,6 @@ class Engine::Core {
   void LoadRuns(std::span<const std::uint64_t> cell_hashes,
                 std::span<const std::size_t> first_cells)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
-  void LoadSessionEnds();
   void NoteMissingProfiles();
   std::string meta_folder() const { return options_.data_dir + "/meta"; }
   std::string payload_folder() const { return options_.data_dir + "/payload"; }

@@ -40,11 +40,8 @@ void Engine::Core::DescribeOtherFrames(TenantId tenant, std::vector<NodeInfo>* i
     if (!row.ok()) continue;
     for (const RungRow& rung : row->rungs) {
       if (LocationOf(rung) == info.frames.front().at) continue;
-      StoredFrame frame = info.frames.front();
-      frame.rung = rung.rung;
-      frame.quality = ServedQuality(*row, rung);
-      frame.codec = rung.codec;
-      frame.at = LocationOf(rung);
+      const StoredFrame frame =
+          FrameInRow(info.id, *row, rung, info.frames.front().raw_frame_bytes);
       info.frames.push_back(frame);
       info.in_memory.push_back(tier_.Contains(frame.at));
       if (IsAtLeast(frame.quality, info.quality)) info.quality = frame.quality;

@@ -30,14 +30,24 @@ GroupInfo InfoOf(const TrieIndex& index, NodeRef cut, const GroupSums& sums) {
 
 std::vector<Engine::Core::SessionMove> Engine::Core::FindMoves(const NamedEnds& ends) {
   std::vector<SessionMove> moves;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (const auto& [session, end] : ends) {
+      const NodeRef known = session_ends_.EndOf(session.first, session.second);
+      moves.push_back({.tenant = session.first,
+                       .session = session.second,
+                       .from = known == 0 ? TrieNodeId{} : index_.node(known).id,
+                       .to = end});
+    }
+  }
   if (options_.group_threshold_bits == 0) return moves;
-  for (const auto& [session, end] : ends) {
+  for (SessionMove& move : moves) {
+    if (!move.from.empty()) continue;
     const auto row =
-        meta_->Get(MetaTable::kSessions, SessionRowKey{session.first, session.second}.Encode());
-    SessionMove move{.tenant = session.first, .from = {}, .to = end};
-    if (row.ok() && row->has_value())
+        meta_->Get(MetaTable::kSessions, SessionRowKey{move.tenant, move.session}.Encode());
+    if (row.ok() && row->has_value()) {
       move.from = TrieNodeId::FromBytes(**row).value_or(TrieNodeId{});
-    if (move.from != move.to) moves.push_back(move);
+    }
   }
   return moves;
 }
@@ -47,31 +57,40 @@ void Engine::Core::MoveSessions(const std::vector<SessionMove>& moves) {
     return id.empty() ? 0 : index_.FindById(id);
   };
   for (const SessionMove& move : moves) {
-    if (const NodeRef from = find(move.from); from != 0) groups_.RemoveName(from);
-    if (const NodeRef to = find(move.to); to != 0) groups_.AddName(to);
+    const NodeRef to = find(move.to);
+    if (groups_.enabled() && move.from != move.to) {
+      if (const NodeRef from = find(move.from); from != 0) groups_.RemoveName(from);
+      if (to != 0) groups_.AddName(to);
+    }
+    if (to != 0) {
+      session_ends_.Set(move.tenant, move.session, to);
+    } else if (move.to.empty()) {
+      session_ends_.Remove(move.tenant, move.session);
+    }
   }
 }
 
-// Names are not in the rows of nodes, so the sessions are read once more.
+// Names are not in the rows of nodes. Those whose last block is gone are swept with their rows.
 void Engine::Core::LoadSessions() {
-  if (options_.group_threshold_bits == 0) return;
   absl::flat_hash_map<NodeRef, std::uint32_t> names;
   const absl::Status scanned =
       meta_->Scan(MetaTable::kSessions, "", "", [&](std::string_view key, std::string_view value) {
         const auto row_key = SessionRowKey::Decode(key);
         const auto end = TrieNodeId::FromBytes(value);
         if (!row_key || !end) return true;
-        absl::ReaderMutexLock lock(&index_mutex_);
+        absl::MutexLock lock(&index_mutex_);
         const NodeRef ref = index_.FindById(*end);
-        if (ref != 0 && index_.model(index_.node(ref).model).tenant == row_key->tenant) {
-          ++names[ref];
-        }
+        if (ref == 0 || index_.model(index_.node(ref).model).tenant != row_key->tenant) return true;
+        session_ends_.Set(row_key->tenant, row_key->session_id, ref);
+        ++names[ref];
         return true;
       });
   if (!scanned.ok()) {
-    recovery_.notes.push_back("session rows could not be read; groups count unnamed sessions only");
+    recovery_.notes.push_back(
+        "names of sessions could not be read; groups count unnamed sessions only");
   }
   absl::MutexLock lock(&index_mutex_);
+  if (!groups_.enabled()) return;
   for (const auto& [ref, count] : names) index_.SetNameCount(ref, count);
   groups_.Rebuild();
 }

@@ -100,11 +100,9 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
   std::vector<PublishItem> next_group;
 
   std::map<TenantId, MetaBatch> batches;
-  std::map<TenantId, std::vector<std::pair<std::string, TrieNodeId>>> named_sessions;
   NamedEnds session_ends;
   const auto name_session = [&](const TriePutSession& session, const TrieNodeId& node) {
     if (session.session_id.empty()) return;
-    named_sessions[session.tenant].emplace_back(session.session_id, node);
     session_ends[{session.tenant, session.session_id}] = node;
     batches.try_emplace(session.tenant, session.tenant)
         .first->second.Put(MetaTable::kSessions,
@@ -304,9 +302,6 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
   }
   std::erase_if(moves, [&](const SessionMove& move) { return !written[move.tenant].ok(); });
   if (!published.empty() || !moves.empty()) AddToIndex(published, moves);
-  for (const auto& [tenant, sessions] : named_sessions) {
-    if (written[tenant].ok()) NameSessions(tenant, sessions);
-  }
   for (PendingNode& node : published) {
     conclude(*node.item, PutBlockResult{node.id, PutOutcome::kStored});
   }

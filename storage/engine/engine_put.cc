@@ -285,8 +285,6 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     absl::MutexLock change(&change_mutex_);
     const auto moves = FindMoves({{{tenant, session->session_id}, deepest_stored}});
     if (WriteMeta(batch).ok()) {
-      const std::pair<std::string, TrieNodeId> named(session->session_id, deepest_stored);
-      NameSessions(tenant, {&named, 1});
       absl::MutexLock lock(&index_mutex_);
       MoveSessions(moves);
     }

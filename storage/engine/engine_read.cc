@@ -39,6 +39,16 @@ StoredFrame Engine::Core::FrameInIndex(const IndexNode& node) const {
           .raw_frame_bytes = RawFrameBytes(node.model)};
 }
 
+StoredFrame Engine::Core::FrameInRow(const TrieNodeId& node, const NodeRow& row,
+                                     const RungRow& rung, std::uint64_t raw_frame_bytes) {
+  return {.node = node,
+          .rung = rung.rung,
+          .quality = ServedQuality(row, rung),
+          .codec = rung.codec,
+          .at = LocationOf(rung),
+          .raw_frame_bytes = raw_frame_bytes};
+}
+
 std::optional<absl::StatusOr<Engine::FoundFrames>> Engine::Core::FindFrames(
     TenantId tenant, const ModelId& model, std::span<const TrieNodeId> nodes, Quality min_quality,
     ReadAs as, bool may_block) {
@@ -78,12 +88,7 @@ std::optional<absl::StatusOr<Engine::FoundFrames>> Engine::Core::FindFrames(
       ++missed;
       continue;
     }
-    frames[i] = StoredFrame{.node = nodes[i],
-                            .rung = rung->rung,
-                            .quality = ServedQuality(*row, *rung),
-                            .codec = rung->codec,
-                            .at = LocationOf(*rung),
-                            .raw_frame_bytes = raw_frame_bytes};
+    frames[i] = FrameInRow(nodes[i], *row, *rung, raw_frame_bytes);
   }
   counters_.missed_reads.fetch_add(missed, std::memory_order_relaxed);
   return frames;

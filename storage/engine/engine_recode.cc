@@ -40,6 +40,12 @@ struct Engine::Core::RecodeTask {
   std::uint32_t session_blocks = 0;  // as far as the path is known
 };
 
+std::vector<ExtraKey> Engine::Core::StoredPath::ExtraKeys() const {
+  std::vector<ExtraKey> keys;
+  for (const auto& [block, key] : extra_keys) keys.push_back({block, key});
+  return keys;
+}
+
 Engine::Core::StoredPath Engine::Core::PathTo(NodeRef last) const {
   const ModelSlot slot = index_.node(last).model;
   StoredPath path;
@@ -64,10 +70,7 @@ std::optional<ProfileId> Engine::Core::ProfileToRecodeWith(ModelSlot slot) const
   const ProfileId profile = profiles_->NewestFor(model->second->codec_key);
   const auto info = profiles_->Find(profile);
   if (!info) return std::nullopt;
-  const auto& levels = info->header.levels;
-  const bool has_level = std::any_of(levels.begin(), levels.end(), [&](const auto& level) {
-    return level.quality == *options_.recode_quality;
-  });
+  const bool has_level = info->header.FindLevel(*options_.recode_quality) != nullptr;
   return has_level ? std::optional(profile) : std::nullopt;
 }
 
@@ -189,8 +192,7 @@ absl::Status Engine::Core::AddFrames(const StoredPath& path, std::span<const Tok
                                      const std::map<std::uint32_t, EncodedFrame>& frames,
                                      PutAnnouncement put, AddedFrames* added) {
   if (frames.empty()) return absl::OkStatus();
-  std::vector<ExtraKey> extra_keys;
-  for (const auto& [block, key] : path.extra_keys) extra_keys.push_back({block, key});
+  const std::vector<ExtraKey> extra_keys = path.ExtraKeys();
   put.path = {.model = path.model, .tokens = tokens, .salt = path.salt, .extra_keys = extra_keys};
   put.first_block = frames.begin()->first;
   put.beside_exact = true;

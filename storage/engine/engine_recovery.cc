@@ -196,7 +196,6 @@ absl::Status Engine::Core::OpenStores(const OpenProgress& progress) {
   // again.
   KV_RETURN_IF_ERROR(meta_->Sync());
   LoadPins();
-  LoadSessionEnds();
   LoadSessions();
 
   KV_ASSIGN_OR_RETURN(PayloadRecoveryStats stats, payload_->FinishRecovery());
@@ -643,22 +642,6 @@ void Engine::Core::LoadRuns(std::span<const std::uint64_t> cell_hashes,
           cell_hashes.subspan(first_cells[ref], first_cells[ref + 1] - first_cells[ref]));
     }
   }
-}
-
-// Names whose last block is gone are swept with their rows.
-void Engine::Core::LoadSessionEnds() {
-  const absl::Status scanned =
-      meta_->Scan(MetaTable::kSessions, "", "", [&](std::string_view key, std::string_view value) {
-        const auto row_key = SessionRowKey::Decode(key);
-        const auto end = TrieNodeId::FromBytes(value);
-        if (!row_key || !end) return true;
-        absl::MutexLock lock(&index_mutex_);
-        const NodeRef ref = index_.FindById(*end);
-        if (ref == 0 || index_.model(index_.node(ref).model).tenant != row_key->tenant) return true;
-        session_ends_.Set(row_key->tenant, row_key->session_id, ref);
-        return true;
-      });
-  if (!scanned.ok()) recovery_.notes.push_back("names of sessions could not be read");
 }
 
 void Engine::Core::LoadPins() {

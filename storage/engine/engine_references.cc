@@ -15,13 +15,6 @@
 
 namespace kvtrie {
 
-namespace {
-
-// Rounds of reading tokens that are in no memory; what is not read by then is not found.
-constexpr int kReadRoundsMax = 4;
-
-}  // namespace
-
 static_assert(kRungReferencesMax == kReferencesMax, "a row holds what a frame may name");
 
 void Engine::Core::CountFrame(NodeRef ref, const RungRow& rung) {
@@ -90,12 +83,7 @@ std::vector<StoredFrame> Engine::Core::FramesToReference(const TrieNodeId& node)
   if (!row.ok()) return frames;
   for (const RungRow& rung : row->rungs) {
     if (LocationOf(rung) == in_index.at || rung.codec == CodecId::kReferenced) continue;
-    frames.push_back({.node = node,
-                      .rung = rung.rung,
-                      .quality = ServedQuality(*row, rung),
-                      .codec = rung.codec,
-                      .at = LocationOf(rung),
-                      .raw_frame_bytes = in_index.raw_frame_bytes});
+    frames.push_back(FrameInRow(node, *row, rung, in_index.raw_frame_bytes));
   }
   return frames;
 }
@@ -142,11 +130,38 @@ bool Engine::Core::MayBeReference(NodeRef ref, Quality quality) const {
          !node.expired(NowSeconds());
 }
 
+void Engine::Core::AddRun(const TextRun& run, std::span<const NodeRef> own_path,
+                          std::uint32_t block_tokens,
+                          std::map<std::uint32_t, BlockReferences>* references) const {
+  std::uint32_t count = 0;
+  for (std::uint32_t at = 0; at < run.token_count; at += count) {
+    const std::uint32_t token = run.first_token + at;
+    const std::uint32_t block = token / block_tokens;
+    const std::uint32_t there = run.offset + at;
+    // To the end of the run, of the block, or of the reference's block.
+    count = std::min({run.token_count - at, (block + 1) * block_tokens - token,
+                      block_tokens - there % block_tokens});
+    // A reference of others stays as it is.
+    if (references_.IsReferenced(index_.node(own_path[block]).id)) continue;
+    BlockReferences& of_block = (*references)[block];
+    const TrieNodeId& id = index_.node(run.nodes[there / block_tokens]).id;
+    const auto known = std::find(of_block.nodes.begin(), of_block.nodes.end(), id);
+    const auto number = static_cast<std::uint16_t>(known - of_block.nodes.begin());
+    if (known == of_block.nodes.end()) {
+      if (of_block.nodes.size() == kReferencesMax) continue;
+      of_block.nodes.push_back(id);
+    }
+    of_block.runs.push_back({.first_token = static_cast<std::uint16_t>(token % block_tokens),
+                             .token_count = static_cast<std::uint16_t>(count),
+                             .reference = number,
+                             .offset = static_cast<std::uint16_t>(there % block_tokens)});
+  }
+}
+
 std::map<std::uint32_t, Engine::Core::BlockReferences> Engine::Core::FindReferences(
     const StoredPath& path, std::span<const TokenId> tokens, std::uint32_t first_block,
     Quality quality) {
-  std::vector<ExtraKey> extra_keys;
-  for (const auto& [block, key] : path.extra_keys) extra_keys.push_back({block, key});
+  const std::vector<ExtraKey> extra_keys = path.ExtraKeys();
   const std::uint32_t block_tokens = path.registered->spec.block_tokens;
   RunQuery query{.space = TextSpaceOf(path.tenant, path.model, path.salt),
                  .salt = path.salt,
@@ -154,7 +169,7 @@ std::map<std::uint32_t, Engine::Core::BlockReferences> Engine::Core::FindReferen
                  .extra_keys = extra_keys,
                  .first_token = first_block * block_tokens};
   std::map<std::uint32_t, BlockReferences> references;
-  for (int round = 0; round < kReadRoundsMax; ++round) {
+  for (int round = 0; round < kUnreadRoundsMax; ++round) {
     std::vector<std::pair<NodeRef, TrieNodeId>> unread;
     {
       absl::ReaderMutexLock lock(&index_mutex_);
@@ -173,35 +188,8 @@ std::map<std::uint32_t, Engine::Core::BlockReferences> Engine::Core::FindReferen
       };
       const RunFindings found = runs_->FindRuns(index_, query);
       for (const NodeRef ref : found.unread) unread.emplace_back(ref, index_.node(ref).id);
-      if (unread.empty() || round + 1 == kReadRoundsMax) {
-        for (const TextRun& run : found.runs) {
-          for (std::uint32_t at = 0; at < run.token_count;) {
-            const std::uint32_t token = run.first_token + at;
-            const std::uint32_t block = token / block_tokens;
-            const std::uint32_t there = run.offset + at;
-            // To the end of the run, of the block, or of the reference's block.
-            const std::uint32_t count =
-                std::min({run.token_count - at, (block + 1) * block_tokens - token,
-                          block_tokens - there % block_tokens});
-            const NodeRef named = run.nodes[there / block_tokens];
-            at += count;
-            // A reference of others stays as it is.
-            if (references_.IsReferenced(index_.node(own_path[block]).id)) continue;
-            BlockReferences& of_block = references[block];
-            const TrieNodeId& id = index_.node(named).id;
-            const auto known = std::find(of_block.nodes.begin(), of_block.nodes.end(), id);
-            const auto number = static_cast<std::uint16_t>(known - of_block.nodes.begin());
-            if (known == of_block.nodes.end()) {
-              if (of_block.nodes.size() == kReferencesMax) continue;
-              of_block.nodes.push_back(id);
-            }
-            of_block.runs.push_back(
-                {.first_token = static_cast<std::uint16_t>(token % block_tokens),
-                 .token_count = static_cast<std::uint16_t>(count),
-                 .reference = number,
-                 .offset = static_cast<std::uint16_t>(there % block_tokens)});
-          }
-        }
+      if (unread.empty() || round + 1 == kUnreadRoundsMax) {
+        for (const TextRun& run : found.runs) AddRun(run, own_path, block_tokens, &references);
         break;
       }
     }

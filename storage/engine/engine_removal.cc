@@ -291,7 +291,6 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
     const auto moves = FindMoves({{{tenant, std::string(selection.session_id)}, TrieNodeId{}}});
     KV_RETURN_IF_ERROR(WriteMeta(batch));
     absl::MutexLock lock(&index_mutex_);
-    session_ends_.Remove(tenant, selection.session_id);
     MoveSessions(moves);
   }
   return count;

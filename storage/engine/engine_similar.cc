@@ -6,13 +6,6 @@
 #include "storage/trie/similar_sessions.h"
 
 namespace kvtrie {
-namespace {
-
-// Rounds of reading tokens that are in no memory, each of at most RunIndex::kUnreadMax rows. What
-// is not read by then is not compared, and so not in the answer.
-constexpr int kReadRoundsMax = 4;
-
-}  // namespace
 
 void Engine::Core::CacheTokensOf(TenantId tenant,
                                  std::span<const std::pair<NodeRef, TrieNodeId>> nodes) {
@@ -22,15 +15,6 @@ void Engine::Core::CacheTokensOf(TenantId tenant,
     if (!row.ok()) continue;
     absl::MutexLock lock(&index_mutex_);
     if (index_.alive(ref) && index_.node(ref).id == id) index_.CacheTokens(ref, row->tokens);
-  }
-}
-
-void Engine::Core::NameSessions(TenantId tenant,
-                                std::span<const std::pair<std::string, TrieNodeId>> sessions) {
-  absl::MutexLock lock(&index_mutex_);
-  for (const auto& [session, node] : sessions) {
-    if (const NodeRef end = index_.FindById(node); end != 0)
-      session_ends_.Set(tenant, session, end);
   }
 }
 
@@ -63,7 +47,7 @@ absl::StatusOr<SimilarResult> Engine::Core::Similar(TenantId tenant,
       }
       query.stored_prefix = prefix;
       const SimilarSessions found = FindSimilarSessions(index_, *runs_, session_ends_, query);
-      if (round < kReadRoundsMax) {
+      if (round < kUnreadRoundsMax) {
         for (const NodeRef ref : found.unread) unread.emplace_back(ref, index_.node(ref).id);
       }
       if (unread.empty()) {

@@ -132,9 +132,9 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
     if (has_other) {
       const auto row = ReadRow(tenant, frames.front().node);
       for (const RungRow& rung : row.ok() ? row->rungs : std::vector<RungRow>()) {
-        StoredFrame frame = frames.front();
-        frame.at = LocationOf(rung);
-        if (frame.at != frames.front().at) frames.push_back(frame);
+        if (LocationOf(rung) == frames.front().at) continue;
+        frames.push_back(
+            FrameInRow(frames.front().node, *row, rung, frames.front().raw_frame_bytes));
       }
     }
     for (const StoredFrame& frame : frames) {

@@ -67,6 +67,11 @@ void SessionEnds::RemoveAt(NodeRef end) {
   while (named != nullptr) Erase(std::exchange(named, named->second.next));
 }
 
+NodeRef SessionEnds::EndOf(TenantId tenant, std::string_view session) const {
+  const auto found = sessions_.find(KeyOf(tenant, session));
+  return found == sessions_.end() ? 0 : found->second.end;
+}
+
 std::vector<std::string> SessionEnds::SessionsAt(NodeRef end) const {
   std::vector<std::string> names;
   const auto head = by_end_.find(end);

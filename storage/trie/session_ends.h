@@ -28,6 +28,8 @@ class SessionEnds {
   // The node goes, and with it the ends of all that end there.
   void RemoveAt(NodeRef end);
 
+  // 0: not known, or one name too many at its node.
+  NodeRef EndOf(TenantId tenant, std::string_view session) const;
   bool IsEnd(NodeRef ref) const { return by_end_.contains(ref); }
   // The latest to be named first.
   std::vector<std::string> SessionsAt(NodeRef end) const;

@@ -10,7 +10,6 @@
 #include "storage/base/crc32c.h"
 #include "storage/codec/frame.h"
 #include "tests/fuzz/residual_target.h"
-#include "tests/storage/codec/kernel_sets.h"
 
 namespace kvtrie {
 namespace {
@@ -52,26 +51,15 @@ void TryBody(const Target& target, std::vector<std::byte> body, std::size_t bloc
   }
   const std::uint32_t section_bytes[] = {static_cast<std::uint32_t>(body.size())};
 
-  // Every kernel set finds the same.
-  std::vector<std::byte> first;
-  absl::StatusCode first_code{};
-  WithEachKernelSet([&] {
-    std::vector<std::byte> raw(target.shared.raw[0].size());
-    const BlockToDecode to_decode = {.body = body,
-                                     .section_bytes = section_bytes,
-                                     .quality = Quality::kHigh,
-                                     .tokens = target.shared.tokens[block],
-                                     .raw = raw,
-                                     .is_referenced = true,
-                                     .references = target.shared.references};
-    const absl::Status status = target.codec->Decode({&to_decode, 1});
-    if (first.empty()) {
-      first = raw;
-      first_code = status.code();
-    }
-    KV_CHECK(status.code() == first_code);
-    KV_CHECK(raw == first);
-  });
+  DecodeWithEachKernelSet(*target.codec,
+                          {.body = body,
+                           .section_bytes = section_bytes,
+                           .quality = Quality::kHigh,
+                           .tokens = target.shared.tokens[block],
+                           .raw = {},
+                           .is_referenced = true,
+                           .references = target.shared.references},
+                          target.shared.raw[0].size());
 }
 
 }  // namespace

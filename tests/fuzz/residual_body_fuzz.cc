@@ -5,11 +5,9 @@
 
 #include "storage/base/byte_order.h"
 #include "storage/base/byte_reader.h"
-#include "storage/base/check.h"
 #include "storage/base/crc32c.h"
 #include "storage/codec/frame.h"
 #include "tests/fuzz/residual_target.h"
-#include "tests/storage/codec/kernel_sets.h"
 
 namespace kvtrie {
 namespace {
@@ -41,24 +39,13 @@ void TryBody(const Target& target, std::vector<std::byte> body, std::size_t bloc
   }
   const std::vector<std::uint32_t> section_bytes = SectionBytes(body.size(), section_count);
 
-  // Every kernel set finds the same.
-  std::vector<std::byte> first;
-  absl::StatusCode first_code{};
-  WithEachKernelSet([&] {
-    std::vector<std::byte> raw(target.raw_bytes);
-    const BlockToDecode to_decode = {.body = body,
-                                     .section_bytes = section_bytes,
-                                     .quality = Quality::kHigh,
-                                     .tokens = tokens,
-                                     .raw = raw};
-    const absl::Status status = target.codec->Decode({&to_decode, 1});
-    if (first.empty()) {
-      first = raw;
-      first_code = status.code();
-    }
-    KV_CHECK(status.code() == first_code);
-    KV_CHECK(raw == first);
-  });
+  DecodeWithEachKernelSet(*target.codec,
+                          {.body = body,
+                           .section_bytes = section_bytes,
+                           .quality = Quality::kHigh,
+                           .tokens = tokens,
+                           .raw = {}},
+                          target.raw_bytes);
 }
 
 }  // namespace

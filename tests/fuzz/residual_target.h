@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
+#include "storage/base/check.h"
+#include "tests/storage/codec/kernel_sets.h"
 #include "tests/storage/codec/residual_fixture.h"
 #include "tests/storage/codec/shared_text.h"
 
@@ -48,6 +51,24 @@ inline ResidualProfile FuzzProfileOfDifferences() {
 inline SyntheticText FuzzOther() { return MakeText(FuzzSpec(), 60, 2); }
 inline SyntheticText FuzzShared() {
   return ShareTokens(FuzzSpec(), FuzzOther(), 3, 40, 11, 60, 3, 0.05f);
+}
+
+// Decodes so many bytes of raw KV from a body; every kernel set finds the same.
+inline void DecodeWithEachKernelSet(const ResidualCodec& codec, BlockToDecode to_decode,
+                                    std::size_t raw_bytes) {
+  std::vector<std::byte> first;
+  absl::StatusCode first_code{};
+  WithEachKernelSet([&] {
+    std::vector<std::byte> raw(raw_bytes);
+    to_decode.raw = raw;
+    const absl::Status status = codec.Decode({&to_decode, 1});
+    if (first.empty()) {
+      first = raw;
+      first_code = status.code();
+    }
+    KV_CHECK(status.code() == first_code);
+    KV_CHECK(raw == first);
+  });
 }
 
 }  // namespace kvtrie

@@ -8,16 +8,9 @@ import hmac
 import pathlib
 import struct
 
+from crc32c import crc32c
+
 HERE = pathlib.Path(__file__).parent
-
-
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 assert crc32c(b"123456789") == 0xE3069283

@@ -126,33 +126,34 @@ class LruCache final : public RankedLeaves {
   Rank RankOf(BlockIndex, bool) override { return {0, now_}; }
 };
 
-class LfuCache final : public RankedLeaves {
+// Ranks by how often a block was used since it came.
+class UseCounted : public RankedLeaves {
  public:
-  LfuCache(const RequestTrace& trace, std::size_t capacity_blocks)
+  UseCounted(const RequestTrace& trace, std::size_t capacity_blocks)
       : RankedLeaves(trace, capacity_blocks), uses_(trace.blocks.size()) {}
 
- private:
-  Rank RankOf(BlockIndex block, bool is_new) override {
-    uses_[block] = is_new ? 1 : uses_[block] + 1;
-    return {uses_[block], now_};
+ protected:
+  double CountUse(BlockIndex block, bool is_new) {
+    return uses_[block] = is_new ? 1 : uses_[block] + 1;
   }
+
+ private:
   std::vector<double> uses_;
 };
 
-class GdsfCache final : public RankedLeaves {
- public:
-  GdsfCache(const RequestTrace& trace, std::size_t capacity_blocks)
-      : RankedLeaves(trace, capacity_blocks), uses_(trace.blocks.size()) {}
+class LfuCache final : public UseCounted {
+  using UseCounted::UseCounted;
+  Rank RankOf(BlockIndex block, bool is_new) override { return {CountUse(block, is_new), now_}; }
+};
 
- private:
+class GdsfCache final : public UseCounted {
+  using UseCounted::UseCounted;
   Rank RankOf(BlockIndex block, bool is_new) override {
-    uses_[block] = is_new ? 1 : uses_[block] + 1;
-    return {age_ + uses_[block] * trace_.RecomputeSeconds(block), now_};
+    return {age_ + CountUse(block, is_new) * trace_.RecomputeSeconds(block), now_};
   }
   void Evicted(const Rank& rank) override { age_ = rank.first; }
 
   double age_ = 0;
-  std::vector<double> uses_;
 };
 
 // Where each block is in the prompts of a trace.

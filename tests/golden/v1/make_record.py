@@ -2,6 +2,10 @@
 
 import pathlib
 import struct
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from crc32c import crc32c  # pylint: disable=wrong-import-position
 
 PAGE_BYTES = 4096
 STORE_ID = 0x0123456789ABCDEF
@@ -9,15 +13,6 @@ SEGMENT = 7
 OFFSET_PAGES = 1
 DESCRIPTOR = b"golden descriptor"
 PAYLOAD = bytes((i * 7 + 3) % 256 for i in range(1000))
-
-
-def crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 def padded(data, unit):

@@ -2,15 +2,10 @@
 
 import pathlib
 import struct
+import sys
 
-
-def crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from crc32c import crc32c  # pylint: disable=wrong-import-position
 
 
 def sealed(version, fields):

@@ -23,6 +23,20 @@ ResidualProfile WholeProfile() {
   return FitSynthetic(spec, options, MakeMaterial(spec, texts, true));
 }
 
+// A change, and how it is named.
+using Fault = std::pair<const char*, std::function<void(ResidualProfile&)>>;
+
+void ExpectNamed(const ResidualProfile& good, const std::vector<Fault>& faults) {
+  for (const auto& [name, change] : faults) {
+    ResidualProfile bad = good;
+    change(bad);
+    const absl::Status status = bad.CheckConsistency();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << name;
+    EXPECT_NE(std::string(status.message()).find(name), std::string::npos)
+        << name << ", not: " << status;
+  }
+}
+
 void ExpectSame(const ResidualProfile& a, const ResidualProfile& b) {
   EXPECT_EQ(a.planes, b.planes);
   EXPECT_EQ(a.group_count, b.group_count);
@@ -107,7 +121,7 @@ TEST(ResidualProfileTest, DifferencesAreThoseOfTheProfile) {
   const ModelSpec spec = SyntheticSpec({{3, 2, 4, 2}});
   const ResidualProfile good = WithDifferences(PlainProfile(spec), spec);
   ASSERT_TRUE(good.CheckConsistency().ok());
-  const std::vector<std::pair<const char*, std::function<void(ResidualProfile&)>>> kCases = {
+  const std::vector<Fault> kCases = {
       {"differences twice", [](auto& p) { p.differences.push_back(p.differences[0]); }},
       {"plane 1: not finite (of differences)",
        [](auto& p) { p.differences[0].plane_profiles[1].bias[0] = kNan; }},
@@ -136,14 +150,7 @@ TEST(ResidualProfileTest, DifferencesAreThoseOfTheProfile) {
       {"differences of differences",
        [&](auto& p) { p.differences[0] = WithDifferences(p.differences[0], spec); }},
   };
-  for (const auto& [name, change] : kCases) {
-    ResidualProfile bad = good;
-    change(bad);
-    const absl::Status status = bad.CheckConsistency();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << name;
-    EXPECT_NE(std::string(status.message()).find(name), std::string::npos)
-        << name << ", not: " << status;
-  }
+  ExpectNamed(good, kCases);
 }
 
 // A profile that has come back codes as the one that went.
@@ -214,7 +221,7 @@ TEST(ResidualProfileTest, MemoryIsInProportionToTheBytesThatAreThere) {
 TEST(ResidualProfileTest, EveryRuleOfConsistencyNamesWhatIsWrong) {
   const ResidualProfile good = WholeProfile();
   ASSERT_TRUE(good.CheckConsistency().ok());
-  const std::vector<std::pair<const char*, std::function<void(ResidualProfile&)>>> kCases = {
+  const std::vector<Fault> kCases = {
       {"planes", [](auto& p) { p.planes.clear(); }},
       {"planes", [](auto& p) { p.planes[0].is_v = true; }},
       {"planes", [](auto& p) { p.planes[0].layer = 1; }},
@@ -294,14 +301,7 @@ TEST(ResidualProfileTest, EveryRuleOfConsistencyNamesWhatIsWrong) {
       {"importance", [](auto& p) { p.importance.weights.pop_back(); }},
       {"importance", [](auto& p) { p.importance.weights[0] = kNan; }},
   };
-  for (const auto& [name, change] : kCases) {
-    ResidualProfile bad = good;
-    change(bad);
-    const absl::Status status = bad.CheckConsistency();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << name;
-    EXPECT_NE(std::string(status.message()).find(name), std::string::npos)
-        << name << ", not: " << status;
-  }
+  ExpectNamed(good, kCases);
 }
 
 // More inputs than a sum of 32 bits has room for.

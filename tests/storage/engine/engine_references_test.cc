@@ -268,6 +268,23 @@ TEST_F(EngineReferencesTest, AnExactReferenceIsNotDroppedForItsCodedFrame) {
   ExpectSound();
 }
 
+// Also where it is not the frame that the index keeps.
+TEST_F(EngineReferencesTest, RepairDropsMembersOfADamagedReference) {
+  options_.memory_tier_bytes = 0;
+  OpenWithProfile();
+  MustPut(original_);
+  MustPutFrames(Original(), Residual(Quality::kHigh), /*beside_exact=*/true);
+  MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Residual(Quality::kHigh));
+  const auto results =
+      PutMember({ReferenceTo(Original(), 1, {.codec = CodecId::kRaw})}, Rung::kExact);
+  ASSERT_TRUE(results[0].ok()) << results[0].status();
+  DamageRecord(FramesAt(Original(), Quality::kExact)[1]->at);
+  EXPECT_EQ(Findings(/*repair=*/true).size(), 1u);
+  EXPECT_EQ(LookupAt(Original(), Quality::kHigh).matched_blocks, 2u);
+  EXPECT_EQ(LookupAt(Copy(), Quality::kUnrated).matched_blocks, 1u);
+  ExpectSound();
+}
+
 TEST_F(EngineReferencesTest, ABetterFrameOfAReferenceComesOnceItsMembersAreCodedAnew) {
   OpenWithProfile();
   MustPutFrames(Original(), Residual(Quality::kHigh));

@@ -23,7 +23,10 @@ TEST(SessionEndsTest, ASessionEndsWhereItWasLastSetTo) {
   ends.Set(kTenant, "a", 7);
   EXPECT_THAT(ends.SessionsAt(5), testing::ElementsAre("b"));
   EXPECT_THAT(ends.SessionsAt(7), testing::ElementsAre("a"));
+  EXPECT_EQ(ends.EndOf(kTenant, "a"), 7u);
+  EXPECT_EQ(ends.EndOf(kTenant, "b"), 5u);
   ends.Remove(kTenant, "b");
+  EXPECT_EQ(ends.EndOf(kTenant, "b"), 0u);
   ends.Remove(kTenant, "unknown");
   EXPECT_FALSE(ends.IsEnd(5));
   EXPECT_TRUE(ends.IsEnd(7));
@@ -36,6 +39,7 @@ TEST(SessionEndsTest, TenantsHaveNamesOfTheirOwn) {
   ends.Set(kTenant, "a", 5);
   ends.Set(TenantId{2}, "a", 6);
   EXPECT_THAT(ends.SessionsAt(5), testing::ElementsAre("a"));
+  EXPECT_EQ(ends.EndOf(TenantId{2}, "a"), 6u);
   ends.Remove(TenantId{2}, "a");
   EXPECT_TRUE(ends.IsEnd(5));
   EXPECT_FALSE(ends.IsEnd(6));
