@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdio>
 
 #include "absl/strings/escaping.h"
@@ -34,6 +35,10 @@ std::string FormatCount(std::uint64_t count) {
     text += digits[i];
   }
   return text;
+}
+
+std::string FormatBits(double bits) {
+  return FormatCount(static_cast<std::uint64_t>(std::llround(bits)));
 }
 
 std::string FormatDuration(std::uint64_t seconds) {

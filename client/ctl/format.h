@@ -13,6 +13,7 @@ namespace kvtrie {
 
 std::string FormatBytes(std::uint64_t bytes);       // "1.5 MiB"
 std::string FormatCount(std::uint64_t count);       // "12,345"
+std::string FormatBits(double bits);                // to whole ones, as counts
 std::string FormatDuration(std::uint64_t seconds);  // "3d 4h", "5m 12s"
 std::string FormatTime(std::int64_t unix_seconds);  // UTC, "2026-01-31 12:00:00"; "-" for 0
 std::string FormatRatio(double numerator,

@@ -1,7 +1,6 @@
 #include "client/ctl/verb_groups.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -24,10 +23,7 @@ const FlagSpec kFlags[] = {
 };
 
 // A ~ says that it is an estimate, at least of a part.
-std::string Bits(double bits, bool estimated) {
-  const std::string count = FormatCount(static_cast<std::uint64_t>(std::llround(bits)));
-  return estimated ? '~' + count : count;
-}
+std::string Bits(double bits, bool estimated) { return (estimated ? "~" : "") + FormatBits(bits); }
 
 std::string Percent(double share) {
   char text[16];

@@ -1,6 +1,5 @@
 #include "client/ctl/verb_similar.h"
 
-#include <cmath>
 #include <string>
 #include <utility>
 
@@ -21,10 +20,6 @@ const FlagSpec kFlags[] = {
     kSaltFlag,
     {"count", FlagSpec::Kind::kNumber, "at most so many sessions (8)", 1, 64},
 };
-
-std::string FormatBits(double bits) {
-  return FormatCount(static_cast<std::uint64_t>(std::llround(bits)));
-}
 
 void Print(const v1::SimilarResponse& similar, std::ostream& out) {
   using Align = Table::Align;

@@ -24,10 +24,10 @@ namespace kvtrie {
 
 std::span<const Verb* const> AllVerbs() {
   static const Verb* const verbs[] = {
-      &kStatusVerb,  &kTopVerb,        &kModelsVerb,  &kLsVerb,     &kShowVerb,
-       &kGroupsVerb, &kSimilarVerb, &kPinsVerb, &kPinVerb, &kUnpinVerb, &kProfilesVerb,
-      &kProfileVerb, &kRmVerb,         &kVerifyVerb,  &kConfigVerb, &kDrainVerb,
-      &kBenchVerb,   &kCompletionVerb, &kVersionVerb, &kHelpVerb,
+      &kStatusVerb,   &kTopVerb,     &kModelsVerb,     &kLsVerb,      &kShowVerb,
+      &kGroupsVerb,   &kSimilarVerb, &kPinsVerb,       &kPinVerb,     &kUnpinVerb,
+      &kProfilesVerb, &kProfileVerb, &kRmVerb,         &kVerifyVerb,  &kConfigVerb,
+      &kDrainVerb,    &kBenchVerb,   &kCompletionVerb, &kVersionVerb, &kHelpVerb,
   };
   return verbs;
 }

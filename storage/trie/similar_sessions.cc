@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "storage/trie/trie_probability.h"
 
 namespace kvtrie {
 namespace {
@@ -168,7 +169,7 @@ class SimilarSearch {
     std::uint32_t left = run.token_count;
     for (const NodeRef node : run.nodes) {
       const std::uint32_t here = std::min(left, block_tokens_ - offset);
-      bits += BlockBits(trie_, node) * here / block_tokens_;
+      bits += BlockSurprisalBitsOf(trie_, node) * here / block_tokens_;
       left -= here;
       offset = 0;
     }
@@ -179,7 +180,7 @@ class SimilarSearch {
     if (prefix_bits_.empty()) {
       prefix_bits_.push_back(0);
       for (const NodeRef node : query_.stored_prefix) {
-        prefix_bits_.push_back(prefix_bits_.back() + BlockBits(trie_, node));
+        prefix_bits_.push_back(prefix_bits_.back() + BlockSurprisalBitsOf(trie_, node));
       }
     }
     return prefix_bits_[blocks];
@@ -215,14 +216,6 @@ class SimilarSearch {
 };
 
 }  // namespace
-
-double BlockBits(const TrieIndex& trie, NodeRef ref) {
-  const IndexNode& node = trie.node(ref);
-  const NodeRef parent = trie.parent(ref);
-  const float above = parent == 0 ? 0.0f : trie.node(parent).surprisal_bits;
-  const double bits = static_cast<double>(node.surprisal_bits) - static_cast<double>(above);
-  return bits > 0 ? bits : kPriorBitsPerToken * trie.model(node.model).block_tokens;
-}
 
 SimilarSessions FindSimilarSessions(const TrieIndex& trie, const RunIndex& runs,
                                     const SessionEnds& ends, const SimilarQuery& query) {

@@ -9,13 +9,9 @@
 #include "storage/kv/path.h"
 #include "storage/trie/run_index.h"
 #include "storage/trie/session_ends.h"
-#include "storage/trie/surprisal.h"
 #include "storage/trie/trie_index.h"
 
 namespace kvtrie {
-
-// Surprisal of a node's block given the path above it; the prior where it is not known.
-double BlockBits(const TrieIndex& trie, NodeRef ref);
 
 struct SimilarQuery {
   ModelSlot model = 0;

@@ -21,6 +21,11 @@ TEST(FormatTest, Counts) {
   EXPECT_EQ(FormatCount(1234567), "1,234,567");
 }
 
+TEST(FormatTest, BitsAreWholeOnes) {
+  EXPECT_EQ(FormatBits(0.4), "0");
+  EXPECT_EQ(FormatBits(1234.6), "1,235");
+}
+
 TEST(FormatTest, Durations) {
   EXPECT_EQ(FormatDuration(59), "59s");
   EXPECT_EQ(FormatDuration(61), "1m 1s");

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "storage/trie/surprisal.h"
 #include "tests/storage/engine/engine_fixture.h"
 
 namespace kvtrie {
