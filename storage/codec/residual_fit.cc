@@ -522,7 +522,7 @@ absl::Status FitDifferences(const ModelSpec& spec, std::span<const KvSample> sam
     return absl::InvalidArgumentError("fit: profile: layers differ from those of the model");
   }
   if (of.run_tokens_min == 0) return absl::InvalidArgumentError("fit: run_tokens_min is 0");
-  if (!(of.step_factor > 0 && of.near_exact_step_factor > 0)) {
+  if (!(of.step_factor > 0)) {
     return absl::InvalidArgumentError("fit: step_factor must be above 0");
   }
   profile.differences.clear();
@@ -575,7 +575,7 @@ absl::Status FitDifferences(const ModelSpec& spec, std::span<const KvSample> sam
   inner.vocabulary = {};
   inner.progress = nullptr;
   for (ResidualLevel& level : inner.levels) {
-    level.step *= level.quality == Quality::kNearExact ? of.near_exact_step_factor : of.step_factor;
+    level.step *= of.step_factor;
     level.rate_weight = of.rate_weight;
     level.importance_strength = of.importance_strength;
     level.bits_per_component = level.mean_kl = level.kl_p99 = 0;

@@ -23,11 +23,9 @@ struct DifferenceFitOptions {
   std::size_t tokens_min = 2000;
   std::vector<PredictorInput> inputs = {PredictorInput::kLayerBelow, PredictorInput::kSameLayerK};
   // On the steps of levels. Most of what is coded is small beside them, and stays off by no more
-  // than it is: at 4, what was measured at high led the model astray no further than a block that
-  // is coded alone (QUALITY.md). At 1 a level keeps what it promises whatever differs, and near
-  // exact was not measured otherwise.
+  // than it is: at 4, levels lead the model astray no further than blocks that are coded alone
+  // (QUALITY.md).
   float step_factor = 4;
-  float near_exact_step_factor = 1;
   float rate_weight = 0.08f;
   // 0: differences have no step exponents, which take bits.
   float importance_strength = 0;

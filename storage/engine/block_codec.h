@@ -48,6 +48,11 @@ class BlockCodec {
                                                            Quality quality,
                                                            ProfileStore& profiles) const = 0;
 
+  // Whether blocks are coded against references with this profile. False: they are not, or the
+  // profile cannot be used.
+  virtual bool CodesDifferences(const ModelSpec& spec, const ProfileId& profile,
+                                ProfileStore& profiles) const = 0;
+
   // The profile was deleted: what was made of it may go.
   virtual void Forget(const ProfileId& profile) const = 0;
 

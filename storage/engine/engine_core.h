@@ -4,10 +4,12 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <queue>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -69,7 +71,8 @@ struct EngineCounters {
   Counter similar_queries{0}, similar_cut_short{0};
   Counter token_cache_misses{0}, syncs{0}, sync_errors{0};
   Counter detached_blocks{0}, lost_members{0};
-  Counter recoded_blocks{0}, recoded_raw_bytes{0}, recoded_bytes{0}, recode_failed_blocks{0};
+  Counter recoded_blocks{0}, recoded_raw_bytes{0}, recoded_bytes{0}, recode_failed_blocks{0},
+      refined_blocks{0};
   std::atomic<std::int64_t> recode_nanoseconds{0};
 };
 
@@ -449,10 +452,30 @@ class Engine::Core {
     std::vector<TrieNodeId> nodes;
     std::vector<ReferenceRun> runs;  // into `nodes`
   };
+  // How blocks of a path are best coded.
+  struct CodingPlan {
+    Quality level = Quality::kHigh;
+    std::map<std::uint32_t, BlockReferences> references;  // by block: it is coded against these
+    // Blocks whose text stands in several places, and in none that they could be coded against:
+    // coded finer, they are the references of what comes.
+    std::set<std::uint32_t> finer_blocks;
+    Quality finer_level = Quality::kNearExact;
+  };
+  CodingPlan PlanCoding(const StoredPath& path, std::span<const TokenId> tokens,
+                        std::uint32_t first_block, const ProfileId& profile, Quality level);
+  // Runs of a path, from a block on, that stand elsewhere too, in nodes that `usable` allows: of
+  // text that stands in several places all of them, or one. `take` is called with the index held.
+  void SearchRuns(
+      const StoredPath& path, std::span<const TokenId> tokens, std::uint32_t first_block,
+      bool all_places, const std::function<bool(NodeRef)>& usable,
+      const std::function<void(std::span<const TextRun>, std::span<const NodeRef>)>& take);
   std::map<std::uint32_t, BlockReferences> FindReferences(const StoredPath& path,
                                                           std::span<const TokenId> tokens,
                                                           std::uint32_t first_block,
                                                           Quality quality);
+  // The blocks from first_block on whose whole text stands in so many other places.
+  std::set<std::uint32_t> FindRepeated(const StoredPath& path, std::span<const TokenId> tokens,
+                                       std::uint32_t first_block, std::uint32_t places_min);
   // Cuts a run where blocks end, on either side.
   void AddRun(const TextRun& run, std::span<const NodeRef> own_path, std::uint32_t block_tokens,
               std::map<std::uint32_t, BlockReferences>* references) const
@@ -539,7 +562,8 @@ class Engine::Core {
   absl::StatusOr<std::vector<TokenId>> TokensOfPath(const StoredPath& path);
   absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> EncodeBlocks(
       const RecodeTask& task, std::span<const TokenId> tokens,
-      std::vector<RungReference>* references);
+      std::span<const absl::StatusOr<LoadedFrame>> raw, const CodingPlan& plan, Quality level,
+      std::vector<RungReference>* used);
   struct AddedFrames {
     std::uint64_t blocks = 0;
     std::uint64_t bytes = 0;

@@ -129,6 +129,7 @@ EngineStats Engine::Core::Stats() {
   stats.recoded_raw_bytes_total = c.recoded_raw_bytes;
   stats.recoded_bytes_total = c.recoded_bytes;
   stats.recode_failed_blocks_total = c.recode_failed_blocks;
+  stats.refined_blocks_total = c.refined_blocks;
   stats.recode_seconds_total = static_cast<double>(c.recode_nanoseconds) * 1e-9;
   stats.decode_seconds_total = static_cast<double>(c.decode_nanoseconds) * 1e-9;
   if (codec_ != nullptr) {

@@ -133,27 +133,29 @@ absl::StatusOr<std::vector<TokenId>> Engine::Core::TokensOfPath(const StoredPath
   return tokens;
 }
 
-// By block of the path; without those that cannot be read (which was counted), and those that
-// cannot be coded. `references`: what they were coded against, as far as they were.
+// Frames at a level of those of the task's blocks for which `chosen` says so, by block of the path;
+// without those that cannot be read (which was counted), and those that cannot be coded.
+// `used`: what they were coded against.
 absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> Engine::Core::EncodeBlocks(
     const RecodeTask& task, std::span<const TokenId> tokens,
-    std::vector<RungReference>* references) {
+    std::span<const absl::StatusOr<LoadedFrame>> raw, const CodingPlan& plan, Quality level,
+    std::vector<RungReference>* used) {
   const ModelSpec& spec = task.path.registered->spec;
-  const std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow(task.frames);
-  const std::map<std::uint32_t, BlockReferences> runs =
-      FindReferences(task.path, tokens, task.first_block, *options_.recode_quality);
-  const std::map<TrieNodeId, LoadedReference> loaded = LoadReferences(task.path.model, runs);
+  const bool is_finer = level != plan.level;
+  const std::map<TrieNodeId, LoadedReference> loaded =
+      is_finer ? std::map<TrieNodeId, LoadedReference>{}
+               : LoadReferences(task.path.model, plan.references);
   std::vector<BlockToEncode> blocks;
   std::vector<std::vector<ReferenceBlock>> reference_blocks(task.frames.size());
   for (std::uint32_t i = 0; i < raw.size(); ++i) {
-    if (!raw[i].ok()) continue;
     const std::uint32_t block = task.first_block + i;
+    if (!raw[i].ok() || plan.finer_blocks.contains(block) != is_finer) continue;
     const std::size_t first_token = std::size_t{block} * spec.block_tokens;
     BlockToEncode to_encode{.first_position = static_cast<std::uint32_t>(first_token),
                             .session_tokens = task.session_blocks * spec.block_tokens,
                             .tokens = tokens.subspan(first_token, spec.block_tokens),
                             .raw = raw[i]->view.body()};
-    if (const auto found = runs.find(block); found != runs.end()) {
+    if (const auto found = plan.references.find(block); found != plan.references.end()) {
       for (const TrieNodeId& node : found->second.nodes) {
         const auto reference = loaded.find(node);
         if (reference == loaded.end()) break;
@@ -170,20 +172,19 @@ absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> Engine::Core::EncodeBlocks
     }
     blocks.push_back(to_encode);
   }
-  if (blocks.empty()) return absl::NotFoundError("none of the blocks can be read");
-  KV_ASSIGN_OR_RETURN(
-      std::vector<EncodedFrame> encoded,
-      codec_->Encode(spec, blocks, task.profile, *options_.recode_quality, *profiles_));
   std::map<std::uint32_t, EncodedFrame> frames;
-  std::set<TrieNodeId> used;
+  if (blocks.empty()) return frames;
+  KV_ASSIGN_OR_RETURN(std::vector<EncodedFrame> encoded,
+                      codec_->Encode(spec, blocks, task.profile, level, *profiles_));
+  std::set<TrieNodeId> nodes;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     if (RungOf(encoded[i].codec) != Rung::kCoded) continue;
     if (encoded[i].codec == CodecId::kReferenced) {
-      for (const ReferenceBlock& reference : blocks[i].references) used.insert(reference.node);
+      for (const ReferenceBlock& reference : blocks[i].references) nodes.insert(reference.node);
     }
     frames.emplace(blocks[i].first_position / spec.block_tokens, std::move(encoded[i]));
   }
-  for (const TrieNodeId& node : used) references->push_back({node, Rung::kCoded});
+  for (const TrieNodeId& node : nodes) used->push_back({node, Rung::kCoded});
   return frames;
 }
 
@@ -241,15 +242,25 @@ absl::Status Engine::Core::AddFrames(const StoredPath& path, std::span<const Tok
 
 absl::Status Engine::Core::Recode(const RecodeTask& task) {
   KV_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, TokensOfPath(task.path));
-  PutAnnouncement put;
-  KV_ASSIGN_OR_RETURN(const auto frames, EncodeBlocks(task, tokens, &put.references));
-  put.quality = *options_.recode_quality;
-  AddedFrames added;
-  const absl::Status status = AddFrames(task.path, tokens, frames, put, &added);
-  counters_.recoded_blocks += added.blocks;
-  counters_.recoded_raw_bytes += added.blocks * task.path.registered->geometry.raw_block_bytes();
-  counters_.recoded_bytes += added.bytes;
-  return status;
+  const std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow(task.frames);
+  const CodingPlan plan =
+      PlanCoding(task.path, tokens, task.first_block, task.profile, *options_.recode_quality);
+  std::vector<Quality> levels = {plan.level};
+  if (!plan.finer_blocks.empty()) levels.push_back(plan.finer_level);
+  for (const Quality level : levels) {
+    PutAnnouncement put;
+    put.quality = level;
+    KV_ASSIGN_OR_RETURN(const auto frames,
+                        EncodeBlocks(task, tokens, raw, plan, level, &put.references));
+    AddedFrames added;
+    const absl::Status status = AddFrames(task.path, tokens, frames, put, &added);
+    counters_.recoded_blocks += added.blocks;
+    counters_.recoded_raw_bytes += added.blocks * task.path.registered->geometry.raw_block_bytes();
+    counters_.recoded_bytes += added.bytes;
+    if (level != plan.level) counters_.refined_blocks += added.blocks;
+    KV_RETURN_IF_ERROR(status);
+  }
+  return absl::OkStatus();
 }
 
 std::size_t Engine::Core::RecodeSome() {

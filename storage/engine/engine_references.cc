@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -16,6 +17,15 @@
 namespace kvtrie {
 
 static_assert(kRungReferencesMax == kReferencesMax, "a row holds what a frame may name");
+
+namespace {
+
+// Other places in which a text stands before it is worth a reference. One costs about what three
+// blocks at the level cost that are coded alone, and a block that is coded against it next to
+// nothing (QUALITY.md): with three places in all, it is paid for.
+constexpr std::uint32_t kPlacesOfReferences = 2;
+
+}  // namespace
 
 void Engine::Core::CountFrame(NodeRef ref, const RungRow& rung) {
   const IndexNode& node = index_.node(ref);
@@ -158,49 +168,111 @@ void Engine::Core::AddRun(const TextRun& run, std::span<const NodeRef> own_path,
   }
 }
 
-std::map<std::uint32_t, Engine::Core::BlockReferences> Engine::Core::FindReferences(
+void Engine::Core::SearchRuns(
     const StoredPath& path, std::span<const TokenId> tokens, std::uint32_t first_block,
-    Quality quality) {
+    bool all_places, const std::function<bool(NodeRef)>& usable,
+    const std::function<void(std::span<const TextRun>, std::span<const NodeRef>)>& take) {
   const std::vector<ExtraKey> extra_keys = path.ExtraKeys();
-  const std::uint32_t block_tokens = path.registered->spec.block_tokens;
   RunQuery query{.space = TextSpaceOf(path.tenant, path.model, path.salt),
                  .salt = path.salt,
                  .tokens = tokens,
                  .extra_keys = extra_keys,
-                 .first_token = first_block * block_tokens};
-  std::map<std::uint32_t, BlockReferences> references;
+                 .first_token = first_block * path.registered->spec.block_tokens,
+                 .usable = usable};
   for (int round = 0; round < kUnreadRoundsMax; ++round) {
     std::vector<std::pair<NodeRef, TrieNodeId>> unread;
     {
       absl::ReaderMutexLock lock(&index_mutex_);
       const auto slot = index_.FindModel(path.tenant, path.model);
-      if (!slot) return references;
+      if (!slot) return;
       query.model = *slot;
       std::vector<NodeRef> own_path;
       for (const TrieNodeId& node : path.nodes) {
         const NodeRef ref = index_.FindById(node);
-        if (ref == 0) return references;
+        if (ref == 0) return;
         own_path.push_back(ref);
       }
       query.own_path = own_path;
-      query.usable = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-        return MayBeReference(ref, quality);
-      };
-      const RunFindings found = runs_->FindRuns(index_, query);
+      const RunFindings found =
+          all_places ? runs_->FindMaximalRuns(index_, query) : runs_->FindRuns(index_, query);
       for (const NodeRef ref : found.unread) unread.emplace_back(ref, index_.node(ref).id);
       if (unread.empty() || round + 1 == kUnreadRoundsMax) {
-        for (const TextRun& run : found.runs) AddRun(run, own_path, block_tokens, &references);
-        break;
+        take(found.runs, own_path);
+        return;
       }
     }
     CacheTokensOf(path.tenant, unread);
   }
+}
+
+std::map<std::uint32_t, Engine::Core::BlockReferences> Engine::Core::FindReferences(
+    const StoredPath& path, std::span<const TokenId> tokens, std::uint32_t first_block,
+    Quality quality) {
+  std::map<std::uint32_t, BlockReferences> references;
+  SearchRuns(
+      path, tokens, first_block, /*all_places=*/false,
+      [&](NodeRef ref)
+          ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) { return MayBeReference(ref, quality); },
+      [&](std::span<const TextRun> runs, std::span<const NodeRef> own_path)
+          ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+            for (const TextRun& run : runs) {
+              AddRun(run, own_path, path.registered->spec.block_tokens, &references);
+            }
+          });
   for (auto& [block, of_block] : references) {
     std::sort(
         of_block.runs.begin(), of_block.runs.end(),
         [](const ReferenceRun& a, const ReferenceRun& b) { return a.first_token < b.first_token; });
   }
   return references;
+}
+
+std::set<std::uint32_t> Engine::Core::FindRepeated(const StoredPath& path,
+                                                   std::span<const TokenId> tokens,
+                                                   std::uint32_t first_block,
+                                                   std::uint32_t places_min) {
+  const std::uint32_t block_tokens = path.registered->spec.block_tokens;
+  std::map<std::uint32_t, std::uint32_t> places;  // by block
+  SearchRuns(
+      path, tokens, first_block, /*all_places=*/true,
+      [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+        return index_.node(ref).has_frame() && !index_.node(ref).expired(NowSeconds());
+      },
+      [&](std::span<const TextRun> runs, std::span<const NodeRef>) {
+        for (const TextRun& run : runs) {
+          const std::uint32_t first_whole = (run.first_token + block_tokens - 1) / block_tokens;
+          for (std::uint32_t block = first_whole; (block + 1) * block_tokens <= run.end();
+               ++block) {
+            ++places[block];
+          }
+        }
+      });
+  std::set<std::uint32_t> repeated;
+  for (const auto& [block, count] : places) {
+    if (count >= places_min) repeated.insert(block);
+  }
+  return repeated;
+}
+
+Engine::Core::CodingPlan Engine::Core::PlanCoding(const StoredPath& path,
+                                                  std::span<const TokenId> tokens,
+                                                  std::uint32_t first_block,
+                                                  const ProfileId& profile, Quality level) {
+  CodingPlan plan{.level = level, .references = {}, .finer_blocks = {}};
+  const auto info = profiles_->Find(profile);
+  if (!info || !codec_->CodesDifferences(path.registered->spec, profile, *profiles_)) return plan;
+  plan.references = FindReferences(path, tokens, first_block, level);
+
+  const ProfileLevel* finer = nullptr;  // the next one
+  for (const ProfileLevel& other : info->header.levels) {
+    if (other.quality == level || !IsAtLeast(other.quality, level)) continue;
+    if (finer == nullptr || IsAtLeast(finer->quality, other.quality)) finer = &other;
+  }
+  if (finer == nullptr) return plan;
+  plan.finer_level = finer->quality;
+  plan.finer_blocks = FindRepeated(path, tokens, first_block, kPlacesOfReferences);
+  for (const auto& [block, references] : plan.references) plan.finer_blocks.erase(block);
+  return plan;
 }
 
 std::map<TrieNodeId, Engine::Core::LoadedReference> Engine::Core::LoadReferences(

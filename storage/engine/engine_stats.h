@@ -68,6 +68,7 @@ struct EngineStats {
   std::uint64_t recoded_raw_bytes_total = 0;
   std::uint64_t recoded_bytes_total = 0;         // of the coded frames
   std::uint64_t recode_failed_blocks_total = 0;  // could not be, and are not tried again
+  std::uint64_t refined_blocks_total = 0;  // of recoded ones: finer, to be references of others
 
   // Now.
   std::uint64_t model_count = 0;

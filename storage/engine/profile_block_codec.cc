@@ -78,6 +78,13 @@ absl::StatusOr<std::vector<EncodedFrame>> ProfileBlockCodec::Encode(
   return (*codec)->Encode(blocks, quality);
 }
 
+bool ProfileBlockCodec::CodesDifferences(const ModelSpec& spec, const ProfileId& profile,
+                                         ProfileStore& profiles) const {
+  const auto codec =
+      codecs_.Get(spec, spec.Digest(), profile, [&] { return Load(profiles, profile); });
+  return codec.ok() && (*codec)->residual() != nullptr && (*codec)->residual()->HasDifferences();
+}
+
 BlockCodecStats ProfileBlockCodec::Stats() const {
   return {.missing_profiles_total = missing_profiles_,
           .unusable_profiles_total = unusable_profiles_,

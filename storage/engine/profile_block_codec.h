@@ -23,6 +23,8 @@ class ProfileBlockCodec final : public BlockCodec {
                                                    std::span<const BlockToEncode> blocks,
                                                    const ProfileId& profile, Quality quality,
                                                    ProfileStore& profiles) const override;
+  bool CodesDifferences(const ModelSpec& spec, const ProfileId& profile,
+                        ProfileStore& profiles) const override;
   void Forget(const ProfileId& profile) const override { codecs_.Forget(profile); }
   BlockCodecStats Stats() const override;
 

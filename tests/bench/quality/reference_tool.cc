@@ -81,8 +81,6 @@ int Fit(const Flags& flags) {
   ResidualFitOptions options;
   DifferenceFitOptions& of = options.differences;
   of.step_factor = static_cast<float>(Number(flags, "step-factor", of.step_factor));
-  of.near_exact_step_factor =
-      static_cast<float>(Number(flags, "near-exact-step-factor", of.near_exact_step_factor));
   of.rate_weight = static_cast<float>(Number(flags, "rate-weight", of.rate_weight));
   of.importance_strength = static_cast<float>(Number(flags, "importance", of.importance_strength));
   of.energy_prior = static_cast<std::uint16_t>(Number(flags, "energy-prior", of.energy_prior));

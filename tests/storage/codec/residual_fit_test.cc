@@ -284,12 +284,11 @@ TEST(ResidualFitTest, DifferencesAreFittedToWhatTextsShare) {
   const std::vector<SyntheticText> texts = SharedTexts(spec);
   ResidualFitOptions options = SmallFitOptions();
   options.differences.tokens_min = 320;
-  options.differences.step_factor = 1;
-  options.differences.near_exact_step_factor = 0.5f;
+  options.differences.step_factor = 0.5f;
   const auto profile = FitResidualProfile(spec, SamplesOf(texts), {}, options);
   ASSERT_TRUE(profile.ok()) << profile.status();
   ASSERT_EQ(profile->differences.size(), 1u);
-  EXPECT_EQ(profile->differences[0].levels[0].step, profile->levels[0].step);
+  EXPECT_EQ(profile->differences[0].levels[0].step, profile->levels[0].step / 2);
   EXPECT_EQ(profile->differences[0].levels[1].step, profile->levels[1].step / 2);
   EXPECT_EQ(profile->differences[0].group_count, 0u);
   EXPECT_TRUE(ResidualProfile::DecodeBody(profile->EncodeBody()).ok());
@@ -303,7 +302,7 @@ TEST(ResidualFitTest, DifferencesAreFittedToWhatTextsShare) {
   EXPECT_EQ(too_few->EncodeBody(), without.EncodeBody());
   options.differences.tokens_min = 0;
   EXPECT_TRUE(FitResidualProfile(spec, SamplesOf(texts), {}, options)->differences.empty());
-  // Residuals of 0.2 became differences of 0.05, at a step of a quarter of a residual's deviation.
+  // Residuals of 0.2 became differences of 0.05, at a step of an eighth of a residual's deviation.
   EXPECT_LT(BytesAgainst(spec, *profile), BytesAgainst(spec, without) / 2);
 }
 

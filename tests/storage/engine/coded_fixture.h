@@ -123,11 +123,15 @@ class FakeCodec final : public BlockCodec {
     }
     return frames;
   }
+  bool CodesDifferences(const ModelSpec&, const ProfileId&, ProfileStore&) const override {
+    return codes_differences;
+  }
   void Forget(const ProfileId&) const override {}
   BlockCodecStats Stats() const override { return {}; }
 
   mutable std::atomic<int> calls{0};
   mutable std::atomic<int> encoded_blocks{0};
+  bool codes_differences = true;
   std::function<bool(std::uint32_t first_position)> refuse;  // to code a block
   std::function<absl::Status()> fail;                        // set before the engine uses it
 

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -208,6 +209,85 @@ TEST_F(EngineRecodeTest, TextThatIsStoredElsewhereIsCodedAgainstIt) {
   EXPECT_EQ(LookupAt(PathOf(third), Quality::kHigh).matched_blocks, 13u);
   EXPECT_EQ(engine_->Stats().lost_members_total, 0u);
   ExpectSound();
+}
+
+// How many of the blocks are coded so.
+std::uint32_t CountCoded(const Engine::FoundFrames& frames, CodecId codec, Quality quality) {
+  return static_cast<std::uint32_t>(
+      std::count_if(frames.begin(), frames.end(), [&](const auto& frame) {
+        return frame.has_value() && frame->codec == codec && frame->quality == quality;
+      }));
+}
+
+TEST_F(EngineRecodeTest, TextThatStandsInThreePlacesIsCodedFinerOnceAndTheOthersAgainstIt) {
+  OpenWithProfile();
+  constexpr std::uint32_t kDocumentBlocks = 10;
+  const auto document = SessionTokens(7, kDocumentBlocks * kTestBlockTokens);
+  std::vector<std::vector<TokenId>> sessions;
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    sessions.push_back(SessionTokens(i + 1, 2 * kTestBlockTokens + 5 * i));
+    sessions.back().insert(sessions.back().end(), document.begin(), document.end());
+    const auto rest = SessionTokens(i + 100, kTestBlockTokens);
+    sessions.back().insert(sessions.back().end(), rest.begin(), rest.end());
+  }
+  std::uint32_t fine = 0, coded_alone = 0, own_blocks = 0;
+  for (std::size_t i = 0; i < 3; ++i) MustPut(sessions[i]);
+  RecodeAll();
+  for (std::size_t i = 3; i < sessions.size(); ++i) {
+    MustPut(sessions[i]);
+    RecodeAll();
+  }
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    const auto frames = FramesAt(PathOf(sessions[i]), Quality::kHigh);
+    fine += CountCoded(frames, CodecId::kResidual, Quality::kNearExact);
+    coded_alone += CountCoded(frames, CodecId::kResidual, Quality::kHigh);
+    const std::uint32_t members = CountCoded(frames, CodecId::kReferenced, Quality::kHigh);
+    // All but those that hold some of the document; behind it in a block of its own in the first.
+    const std::size_t own = (2 * kTestBlockTokens + 5 * i) / kTestBlockTokens + (i == 0 ? 1 : 0);
+    EXPECT_EQ(members, i == 0 ? 0 : frames.size() - own) << i;
+    own_blocks += static_cast<std::uint32_t>(own);
+    EXPECT_EQ(ExpectOwnBytes(sessions[i]), frames.size());
+  }
+  EXPECT_EQ(fine, kDocumentBlocks);
+  EXPECT_EQ(coded_alone, own_blocks);
+  EXPECT_EQ(engine_->Stats().refined_blocks_total, kDocumentBlocks);
+  ExpectSound();
+}
+
+TEST_F(EngineRecodeTest, TextThatStandsInTwoPlacesIsNotWorthAReference) {
+  OpenWithProfile();
+  const auto document = SessionTokens(7, 10 * kTestBlockTokens);
+  for (std::uint64_t i = 1; i <= 2; ++i) {
+    auto session = SessionTokens(i, 2 * kTestBlockTokens);
+    session.insert(session.end(), document.begin(), document.end());
+    MustPut(session);
+    RecodeAll();
+  }
+  EXPECT_EQ(engine_->Stats().refined_blocks_total, 0u);
+  EXPECT_EQ(CodedFrames(), 24u);
+
+  // The third does not know what is still to come, but that it has come three times.
+  auto third = SessionTokens(3, 2 * kTestBlockTokens);
+  third.insert(third.end(), document.begin(), document.end());
+  MustPut(third);
+  RecodeAll();
+  EXPECT_EQ(engine_->Stats().refined_blocks_total, 10u);
+  ExpectSound();
+}
+
+TEST_F(EngineRecodeTest, WithoutDifferencesInTheProfileThereAreNoReferences) {
+  fake_codec_->codes_differences = false;
+  OpenWithProfile();
+  const auto document = SessionTokens(7, 10 * kTestBlockTokens);
+  for (std::uint64_t i = 1; i <= 4; ++i) {
+    auto session = SessionTokens(i, 2 * kTestBlockTokens);
+    session.insert(session.end(), document.begin(), document.end());
+    MustPut(session);
+  }
+  RecodeAll();
+  EXPECT_EQ(engine_->Stats().refined_blocks_total, 0u);
+  EXPECT_EQ(engine_->Stats().reference_count, 0u);
+  EXPECT_EQ(CodedFrames(), 48u);
 }
 
 TEST_F(EngineRecodeTest, LongPathsAreCodedInSteps) {
