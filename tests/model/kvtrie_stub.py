@@ -64,10 +64,14 @@ class StoreError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """The stored part of a prompt: `block_count` leading blocks, named by 16 bytes each."""
+    """The stored part of a prompt: `block_count` leading blocks, named by 16 bytes each.
+
+    stored_bytes: of each, the size of the smallest frame that is good enough.
+    """
 
     block_count: int
     node_ids: bytes
+    stored_bytes: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +105,11 @@ class KvtrieStub:
     def usage(self) -> admin_pb2.GetUsageResponse:
         return self._admin.GetUsage(admin_pb2.GetUsageRequest(), timeout=_UNARY_SECONDS)
 
+    def keep_at_most(self, quality: int) -> cache_pb2.SetRetentionResponse:
+        """Of everything: where a frame of this quality is stored, a better and larger one is dropped."""
+        request = cache_pb2.SetRetentionRequest(selection=cache_pb2.Selection(all=True), quality=quality)
+        return self._cache.SetRetention(request, timeout=_STREAM_SECONDS)
+
     def verify(self) -> list[admin_pb2.Finding]:
         """What the server's check of its whole store finds, every frame read."""
         findings, done = [], False
@@ -111,10 +120,11 @@ class KvtrieStub:
             raise StoreError("verify ended early")
         return findings
 
-    def lookup(self, model_id: bytes, token_ids: Sequence[int]) -> Match:
-        """The longest stored prefix."""
+    def lookup(self, model_id: bytes, token_ids: Sequence[int],
+               min_quality: int = types_pb2.QUALITY_EXACT) -> Match:
+        """The longest prefix that is stored at this quality or better."""
         query = cache_pb2.LookupQuery(model_ids=[model_id], tokens=pack_tokens(token_ids),
-                                      lease_ms=30_000, want_blocks=True)
+                                      min_quality=min_quality, lease_ms=30_000, want_blocks=True)
         answer = self._cache.Lookup(cache_pb2.LookupRequest(queries=[query]),
                                     timeout=_UNARY_SECONDS)
         result, = answer.results
@@ -122,10 +132,11 @@ class KvtrieStub:
         node_ids = result.blocks[0].node_ids if result.blocks else b""
         if len(node_ids) != 16 * result.matched_blocks:
             raise StoreError(f"{len(node_ids)} bytes of ids for {result.matched_blocks} blocks")
-        return Match(result.matched_blocks, node_ids)
+        stored_bytes = tuple(result.blocks[0].stored_bytes) if result.blocks else ()
+        return Match(result.matched_blocks, node_ids, stored_bytes)
 
-    def fetch(self, model_id: bytes, match: Match, block_count: int,
-              block_bytes: int) -> list[memoryview]:
+    def fetch(self, model_id: bytes, match: Match, block_count: int, block_bytes: int,
+              min_quality: int = types_pb2.QUALITY_EXACT) -> list[memoryview]:
         """The first `block_count` blocks of a match, raw, each chunk's checksum verified.
 
         A block that is gone, incomplete or wrong is a StoreError.
@@ -134,7 +145,8 @@ class KvtrieStub:
             return []
         request = cache_pb2.FetchRequest(model_id=model_id,
                                          node_ids=match.node_ids[:16 * block_count],
-                                         encoding=types_pb2.ENCODING_RAW)
+                                         encoding=types_pb2.ENCODING_RAW,
+                                         min_quality=min_quality)
         fetched = memoryview(bytearray(block_count * block_bytes))
         blocks = [fetched[i * block_bytes:(i + 1) * block_bytes] for i in range(block_count)]
         received = [0] * block_count

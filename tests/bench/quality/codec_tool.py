@@ -17,6 +17,7 @@ import kv_files
 import smollm2_weights
 
 BLOCK_TOKENS = 16
+MEAN_KL_MAX = {"near-exact": 0.001, "high": 0.01, "small": 0.05}  # nat, as storage/kv/quality.h has them
 _BUILD = pathlib.Path(__file__).resolve().parents[3] / "build/release"
 _PATH = _BUILD / "kvtrie"
 _STORE_PATH = _BUILD / "tests/bench/coded_store_tool"
@@ -92,6 +93,25 @@ def code(profile: pathlib.Path, level: str, options: Mapping[str, object],
     return Coded(restored, block_bytes)
 
 
+def seal_unmeasured(draft: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
+    """A whole profile that claims no more than its levels promise: for those who measure what they keep themselves."""
+    config = smollm2_weights.load_config()
+    shape = (config.layer_count, 2, BLOCK_TOKENS, config.kv_head_count, config.head_dim)
+    summary, _ = _restore([tool_path(), "profile", "code"], draft, "high", [0] * BLOCK_TOKENS,
+                          np.zeros(shape, np.float32))
+    levels = [{"quality": level, "bits_per_component": 4, "mean_kl": kl, "kl_p99": kl}
+              for level, kl in MEAN_KL_MAX.items()]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as measured:
+        json.dump({"body_digest": summary["body_digest"], "levels": levels}, measured)
+        measured.flush()
+        _run_plain([tool_path(), "profile", "seal", draft, "--measured", measured.name, "--out", out])
+    return out
+
+
+def put_profile(profile: pathlib.Path, server: str) -> None:
+    _run_plain([tool_path(), "--server", server, "profile", "put", profile])
+
+
 def store(server: str, profile: pathlib.Path, level: str, token_ids: Sequence[int],
           kv: np.ndarray) -> tuple[np.ndarray, dict]:
     """KV that went through a server at a level, as all kinds of readers got it, and what the tool measured.
@@ -142,6 +162,12 @@ def _run(command: list[object], *arguments: object, show_progress: bool = False)
         return json.loads(done.stdout)
     except ValueError as error:
         raise CodecToolError(f"{name}: its output is no JSON: {error}") from error
+
+
+def _run_plain(command: list[object]) -> None:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CodecToolError(f"{' '.join(map(str, command[1:]))}: exit code {done.returncode}: {done.stderr.strip()}")
 
 
 def _flags(options: Mapping[str, object]) -> list[str]:
