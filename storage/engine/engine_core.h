@@ -436,9 +436,11 @@ class Engine::Core {
   // That what others were coded against is not among what makes way; they are coded anew then.
   absl::Status CheckNotNeeded(const PublishItem& item, const PendingNode& node)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
-  // That what the item's frame was coded against is there, and may be.
+  // That what the item's frame was coded against is still that, and may be.
   absl::Status CheckReferences(const PublishItem& item)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // Where the frame of a node on a rung lies; none: there is none.
+  PayloadLocation LocationOn(const TrieNodeId& node, Rung rung);
   std::vector<StoredFrame> FramesToReference(const TrieNodeId& node);
   // Raw KV that frames were coded against; what cannot be had is not in it.
   struct DecodedReference {
@@ -485,6 +487,7 @@ class Engine::Core {
   struct LoadedReference {
     std::vector<TokenId> tokens;
     LoadedFrame raw;
+    PayloadLocation at;  // of the frame that it was
     std::uint32_t first_position = 0;
     Quality quality = Quality::kUnrated;
   };
@@ -563,7 +566,7 @@ class Engine::Core {
   absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> EncodeBlocks(
       const RecodeTask& task, std::span<const TokenId> tokens,
       std::span<const absl::StatusOr<LoadedFrame>> raw, const CodingPlan& plan, Quality level,
-      std::vector<RungReference>* used);
+      std::vector<OfferedReference>* used);
   struct AddedFrames {
     std::uint64_t blocks = 0;
     std::uint64_t bytes = 0;

@@ -93,7 +93,8 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
   using State = TriePutSession::State;
   std::vector<PendingNode> pending;
   absl::flat_hash_map<TrieNodeId, std::size_t> pending_ids;
-  std::vector<PublishItem> ready;  // items of `pending`, same order
+  absl::flat_hash_set<TrieNodeId> pending_references;  // what frames of `pending` are coded against
+  std::vector<PublishItem> ready;                      // items of `pending`, same order
   // Blocks that another session of this group publishes: stored once that is written.
   std::vector<std::pair<PublishItem, std::size_t>> twins;
   // Other frames of nodes that this group publishes.
@@ -232,7 +233,14 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
         pending[same_in_group->second].row.FindRung(item.rung.rung) != nullptr &&
         IsAtLeast(pending[same_in_group->second].row.FindRung(item.rung.rung)->quality,
                   item.rung.quality);
-    if (same_in_group != pending_ids.end() && !is_twin) {
+    // What a frame is coded against neither changes in the same group nor becomes a member in it.
+    const auto is_pending = [&pending_ids](const RungReference& reference) {
+      return pending_ids.contains(reference.node);
+    };
+    const bool waits =
+        (same_in_group != pending_ids.end() && !is_twin) || pending_references.contains(block.id) ||
+        std::any_of(item.rung.references.begin(), item.rung.references.end(), is_pending);
+    if (waits) {
       next_group.push_back(std::move(item));
       continue;
     }
@@ -263,6 +271,9 @@ std::vector<Engine::Core::PublishItem> Engine::Core::PublishGroup(std::vector<Pu
       continue;
     }
     block.state = State::kPending;
+    for (const RungReference& reference : item.rung.references) {
+      pending_references.insert(reference.node);
+    }
     pending_ids.emplace(block.id, pending.size());
     pending.push_back(std::move(node));
     ready.push_back(std::move(item));

@@ -206,7 +206,12 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   session->beside_exact = put.beside_exact;
   session->only_existing = put.only_existing;
   session->detaches_at = put.detaches_at;
-  session->references = std::make_shared<const std::vector<RungReference>>(put.references);
+  std::vector<OfferedReference> references = put.references;
+  for (OfferedReference& reference : references) {
+    if (!reference.at) reference.at = LocationOn(reference.node, reference.rung);
+  }
+  session->references =
+      std::make_shared<const std::vector<OfferedReference>>(std::move(references));
   session->durable = put.durable;
   session->priority = put.priority;
   session->created_unix_seconds = clock_.UnixSeconds();
@@ -267,7 +272,7 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
         block.state = TriePutSession::State::kFailed;  // nobody will send it
       }
     }
-    for (const RungReference& reference : put.references) {
+    for (const OfferedReference& reference : put.references) {
       const NodeRef ref = index_.FindById(reference.node);
       if (ref == 0) continue;  // publishing finds that out
       session->reference_holds.push_back({ref, reference.node});

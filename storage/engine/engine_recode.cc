@@ -139,7 +139,7 @@ absl::StatusOr<std::vector<TokenId>> Engine::Core::TokensOfPath(const StoredPath
 absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> Engine::Core::EncodeBlocks(
     const RecodeTask& task, std::span<const TokenId> tokens,
     std::span<const absl::StatusOr<LoadedFrame>> raw, const CodingPlan& plan, Quality level,
-    std::vector<RungReference>* used) {
+    std::vector<OfferedReference>* used) {
   const ModelSpec& spec = task.path.registered->spec;
   const bool is_finer = level != plan.level;
   const std::map<TrieNodeId, LoadedReference> loaded =
@@ -184,7 +184,9 @@ absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> Engine::Core::EncodeBlocks
     }
     frames.emplace(blocks[i].first_position / spec.block_tokens, std::move(encoded[i]));
   }
-  for (const TrieNodeId& node : nodes) used->push_back({node, Rung::kCoded});
+  for (const TrieNodeId& node : nodes) {
+    used->push_back({node, Rung::kCoded, loaded.find(node)->second.at});
+  }
   return frames;
 }
 

@@ -44,19 +44,26 @@ void Engine::Core::UncountFrame(NodeRef ref, const RungRow& rung) {
 }
 
 absl::Status Engine::Core::CheckReferences(const PublishItem& item) {
+  if (item.rung.references.empty()) return absl::OkStatus();
   const TriePutSession& session = *item.session;
   const TrieNodeId& own = session.blocks[item.block].id;
-  absl::ReaderMutexLock lock(&index_mutex_);
-  if (item.rung.references.empty()) return absl::OkStatus();
   const auto refuse = [&item](const RungReference& reference, absl::string_view why) {
     return absl::FailedPreconditionError(
         absl::StrCat("block ", item.block, ": it was coded against block ", reference.node.ToHex(),
                      ", ", why, "; code it again without"));
   };
   for (const RungReference& reference : item.rung.references) {
+    const auto offered = std::find_if(
+        session.references->begin(), session.references->end(),
+        [&reference](const OfferedReference& other) { return other.node == reference.node; });
+    const PayloadLocation at = LocationOn(reference.node, reference.rung);
+    if (!at || at != offered->at) return refuse(reference, "which is not stored so any more");
+  }
+  absl::ReaderMutexLock lock(&index_mutex_);
+  for (const RungReference& reference : item.rung.references) {
     const NodeRef ref = index_.FindById(reference.node);
     if (ref == 0 || index_.node(ref).model != session.slot ||
-        !index_.node(ref).quality_on(reference.rung) || index_.node(ref).expired(NowSeconds())) {
+        index_.node(ref).expired(NowSeconds())) {
       return refuse(reference, "which is not stored any more");
     }
     if (references_.IsMember(reference.node)) {
@@ -71,6 +78,21 @@ absl::Status Engine::Core::CheckReferences(const PublishItem& item) {
                      "code it again without"));
   }
   return absl::OkStatus();
+}
+
+PayloadLocation Engine::Core::LocationOn(const TrieNodeId& node, Rung rung) {
+  TenantId tenant;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const NodeRef ref = index_.FindById(node);
+    if (ref == 0 || !index_.node(ref).has_frame()) return {};
+    if (RungOf(index_.node(ref).codec()) == rung) return LocationOf(index_.node(ref).frame);
+    if (!index_.node(ref).has_other()) return {};
+    tenant = index_.model(index_.node(ref).model).tenant;
+  }
+  const auto row = ReadRow(tenant, node);
+  const RungRow* const of_rung = row.ok() ? row->FindRung(rung) : nullptr;
+  return of_rung == nullptr ? PayloadLocation{} : LocationOf(*of_rung);
 }
 
 // Frames of a node that others may have been coded against.
@@ -298,8 +320,9 @@ std::map<TrieNodeId, Engine::Core::LoadedReference> Engine::Core::LoadReferences
     auto tokens = TokensOf(frames[i].node, model);
     if (!raw[i].ok() || !tokens.ok()) continue;
     const auto first_position = static_cast<std::uint32_t>((depths[i] - 1) * tokens->size());
-    loaded.emplace(frames[i].node, LoadedReference{*std::move(tokens), *std::move(raw[i]),
-                                                   first_position, frames[i].quality});
+    loaded.emplace(frames[i].node,
+                   LoadedReference{*std::move(tokens), *std::move(raw[i]), frames[i].at,
+                                   first_position, frames[i].quality});
   }
   return loaded;
 }

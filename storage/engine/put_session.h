@@ -17,10 +17,18 @@
 #include "storage/kv/ids.h"
 #include "storage/kv/path.h"
 #include "storage/kv/quality.h"
-#include "storage/kv/rung_reference.h"
+#include "storage/payload/payload_store.h"
 #include "storage/trie/surprisal.h"
 
 namespace kvtrie {
+
+// A stored frame that those of a put may be coded against.
+struct OfferedReference {
+  TrieNodeId node;
+  Rung rung = Rung::kCoded;
+  // Where the frame lies whose KV it was. None: as it is when the put begins.
+  PayloadLocation at = {};
+};
 
 // What a client wants to store: a path, and how it came about (cache.proto, PutAnnounce).
 struct PutAnnouncement {
@@ -38,8 +46,9 @@ struct PutAnnouncement {
   // Adds frames to nodes that are there, each on its own; those that are gone by then stay gone
   // (NotFound).
   bool only_existing = false;
-  // Frames that those that come may be coded against; each stays until the put ends.
-  std::vector<RungReference> references = {};
+  // Frames that those that come may be coded against. They are not evicted while the put lasts; a
+  // block that was coded against one that is another frame by then fails.
+  std::vector<OfferedReference> references = {};
   // Replaces a coded frame that was coded against others, by one that is served at no more than
   // this. For the engine's own use.
   std::optional<Quality> detaches_at = {};

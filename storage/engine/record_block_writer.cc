@@ -208,7 +208,7 @@ absl::Status RecordBlockWriter::TakeReferences(const FrameView& frame) {
   const auto table = ReferencesOf(frame, descriptor_.row.tokens.size());
   if (!table.ok()) return NoFrameOfThisPut(block_index_, std::string(table.status().message()));
   for (const FrameReference& reference : table->references) {
-    const RungReference* offered = nullptr;
+    const OfferedReference* offered = nullptr;
     for (std::size_t i = 0; offered_references_ != nullptr && i < offered_references_->size();
          ++i) {
       if ((*offered_references_)[i].node == reference.node) offered = &(*offered_references_)[i];
@@ -218,7 +218,7 @@ absl::Status RecordBlockWriter::TakeReferences(const FrameView& frame) {
                               absl::StrCat("it was coded against block ", reference.node.ToHex(),
                                            ", which this put was not offered"));
     }
-    references_.push_back(*offered);
+    references_.push_back({offered->node, offered->rung});
   }
   return absl::OkStatus();
 }

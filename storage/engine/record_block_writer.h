@@ -23,7 +23,7 @@ struct ExpectedBlock {
   // At which it may be served at most; less than exact on top of a lossy prefix.
   Quality served_quality_max = Quality::kExact;
   // Frames that this put may be coded against.
-  std::shared_ptr<const std::vector<RungReference>> offered_references;
+  std::shared_ptr<const std::vector<OfferedReference>> offered_references;
 };
 
 // Builds the frame of one block in the memory of a payload record as chunks arrive. Raw bytes get a
@@ -75,7 +75,7 @@ class RecordBlockWriter final : public BlockWriter {
   const Content content_;
   NodeDescriptor descriptor_;
   const Quality frame_quality_;
-  const std::shared_ptr<const std::vector<RungReference>> offered_references_;
+  const std::shared_ptr<const std::vector<OfferedReference>> offered_references_;
   std::vector<RungReference> references_;           // of a frame that is sealed
   const std::vector<std::uint32_t> section_bytes_;  // of raw KV
   const std::size_t raw_bytes_;

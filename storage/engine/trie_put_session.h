@@ -67,7 +67,7 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   bool beside_exact = false;
   bool only_existing = false;
   std::optional<Quality> detaches_at;
-  std::shared_ptr<const std::vector<RungReference>> references;
+  std::shared_ptr<const std::vector<OfferedReference>> references;
   bool durable = false;
   std::uint32_t expires_seconds = 0;
   std::uint32_t priority = 0;

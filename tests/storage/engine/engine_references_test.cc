@@ -116,6 +116,26 @@ TEST_F(EngineReferencesTest, ReferencesThatAreNotThereOrOnAnotherRungAreRefused)
   ExpectSound();
 }
 
+// Its node is there, with a frame on the same rung: of other KV.
+TEST_F(EngineReferencesTest, AReferenceThatBecameAnotherFrameMeanwhileIsRefused) {
+  OpenAndPut(/*with_member=*/false);
+  MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Residual(Quality::kHigh));
+  const FrameReference reference = ReferenceTo(Original(), 1, Fine());
+  PutAnnouncement put;
+  put.path = Copy();
+  put.quality = Quality::kHigh;
+  put.references = {{reference.node, Rung::kCoded, FramesAt(Original(), Quality::kHigh)[1]->at}};
+  ASSERT_TRUE(engine_->Delete(tenant_, SelectionOf(Original())).ok());
+  MustPutFrames(Original(), Residual(Quality::kHigh));
+  ASSERT_EQ(ReferenceTo(Original(), 1, Fine()).node, reference.node);
+
+  const auto results = PutFrames(put, Referenced(Quality::kHigh, {reference}));
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_TRUE(absl::IsFailedPrecondition(results[0].status())) << results[0].status();
+  EXPECT_THAT(std::string(results[0].status().message()), HasSubstr("not stored so any more"));
+  ExpectSound();
+}
+
 TEST_F(EngineReferencesTest, ThereAreNoChains) {
   OpenAndPut();
   // A third copy, against the member.
