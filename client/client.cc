@@ -8,6 +8,7 @@
 
 #include "client/fetch_assembly.h"
 #include "client/frame_decoding.h"
+#include "client/member_decoding.h"
 #include "client/model_spec_to_proto.h"
 #include "client/raw_call.h"
 #include "client/status_from_grpc.h"
@@ -92,6 +93,7 @@ Client::Client(ClientOptions options)
       channels_(options_),
       retry_budget_(options_.retry, SystemClock()),
       codecs_(options_.codec_memory_bytes),
+      references_(options_.reference_cache_bytes),
       random_(std::random_device()()) {}
 
 Client::~Client() = default;
@@ -403,7 +405,14 @@ bool Client::DecodesHere(const KnownModel* model, std::span<const FetchTarget> t
 
 FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> targets,
                           const FetchOptions& options) {
-  const Deadline deadline = Deadline::After(Or(options.timeout, options_.bulk_timeout));
+  stats_.calls.fetch_add(1, std::memory_order_relaxed);
+  return FetchAll(model, targets, options, /*accept_referenced=*/!options.on_layer,
+                  Deadline::After(Or(options.timeout, options_.bulk_timeout)));
+}
+
+FetchReport Client::FetchAll(const ModelId& model, std::span<const FetchTarget> targets,
+                             const FetchOptions& options, bool accept_referenced,
+                             Deadline deadline) {
   const std::shared_ptr<const KnownModel> known = Known(model);
   std::optional<FrameDecoding> decoding;
   if (DecodesHere(known.get(), targets, options)) {
@@ -416,15 +425,14 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
       targets, options, known == nullptr ? nullptr : &known->geometry,
       decoding.has_value() ? FetchAssembly::Into::kFrames : FetchAssembly::Into::kTargets);
   FrameDecoding* const decoder = decoding.has_value() ? &*decoding : nullptr;
-  stats_.calls.fetch_add(1, std::memory_order_relaxed);
   if (options.on_layer && options.form == BlockForm::kFrame) {
     assembly.FailRest(absl::InvalidArgumentError("on_layer: frames have no layers"));
   } else if (options.on_layer && known == nullptr) {
     assembly.FailRest(absl::FailedPreconditionError("the model was not registered by this client"));
   }
 
-  // Layers come in order over gRPC only.
-  bool use_lane = !options.on_layer && decoder == nullptr && UseLane();
+  // Layers come in order over gRPC only, and tokens at all.
+  bool use_lane = !options.on_layer && !options.want_tokens && decoder == nullptr && UseLane();
   std::optional<Backoff> backoff;
   bool failed = false;
   absl::Status last;
@@ -433,7 +441,8 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
     const std::uint64_t damaged_before = assembly.damaged_blocks();
     absl::Status status =
         use_lane ? lane_->FetchSome(model, options, deadline, MayWait(attempt), &assembly)
-                 : FetchAttempt(model, options, deadline, attempt, &assembly, decoder);
+                 : FetchAttempt(model, options, accept_referenced, deadline, attempt, &assembly,
+                                decoder);
     if (assembly.done()) break;
     if (status.ok()) {
       if (assembly.pending_blocks() < pending_before ||
@@ -454,8 +463,10 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
     last = std::move(status);
   }
 
+  std::vector<std::size_t> fetched_again;
   if (decoder != nullptr) {
     decoder->Advance(assembly, /*last=*/true);
+    fetched_again = DecodeMembers(model, *known, targets, decoder, deadline);
     stats_.decoded_blocks.fetch_add(decoder->decoded_blocks(), std::memory_order_relaxed);
     stats_.undecodable_blocks.fetch_add(decoder->undecodable_blocks(), std::memory_order_relaxed);
   }
@@ -466,12 +477,90 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
   if (use_lane) {
     stats_.local_lane_blocks.fetch_add(report.loaded_blocks, std::memory_order_relaxed);
   }
+  if (fetched_again.empty()) return report;
+
+  // The server decodes them: it has what they were coded against.
+  stats_.members_fetched_again.fetch_add(fetched_again.size(), std::memory_order_relaxed);
+  std::vector<FetchTarget> again;
+  for (const std::size_t i : fetched_again) again.push_back(targets[i]);
+  FetchReport second = FetchAll(model, again, options, /*accept_referenced=*/false, deadline);
+  for (std::size_t i = 0; i < again.size(); ++i) {
+    report.blocks[fetched_again[i]] = std::move(second.blocks[i]);
+  }
+  report.loaded_blocks -= again.size() - second.loaded_blocks;
   return report;
 }
 
+std::vector<std::size_t> Client::DecodeMembers(const ModelId& model, const KnownModel& known,
+                                               std::span<const FetchTarget> targets,
+                                               FrameDecoding* decoding, Deadline deadline) {
+  std::vector<MemberFrame> members = decoding->TakeMembers();
+  if (members.empty()) return {};
+  const std::size_t count = members.size();
+  MemberDecoding member_decoding(
+      known.spec, targets,
+      [decoding](const ProfileId& profile) { return decoding->CodecOfProfile(profile); },
+      std::move(members), options_.coding_threads);
+  const std::vector<TrieNodeId> nodes = member_decoding.References();
+  std::vector<std::size_t> failed;
+  for (const std::size_t member :
+       member_decoding.Decode(GetReferences(model, known, nodes, deadline))) {
+    // What was kept of them may be of yesterday.
+    for (const FrameReference& reference : member_decoding.table(member).references) {
+      references_.Drop(model, reference.node);
+    }
+    failed.push_back(member_decoding.target(member));
+  }
+  stats_.decoded_blocks.fetch_add(count - failed.size(), std::memory_order_relaxed);
+  return failed;
+}
+
+std::map<TrieNodeId, std::shared_ptr<const ReferenceFrame>> Client::GetReferences(
+    const ModelId& model, const KnownModel& known, std::span<const TrieNodeId> nodes,
+    Deadline deadline) {
+  // Bounds what frames take of memory before their sizes are known.
+  constexpr std::size_t kBlocksAtOnce = 64;
+  std::map<TrieNodeId, std::shared_ptr<const ReferenceFrame>> frames;
+  std::vector<TrieNodeId> missing;
+  for (const TrieNodeId& node : nodes) {
+    if (auto frame = references_.Get(model, node)) {
+      frames.emplace(node, std::move(frame));
+    } else {
+      missing.push_back(node);
+    }
+  }
+  stats_.reference_hits.fetch_add(frames.size(), std::memory_order_relaxed);
+  stats_.reference_misses.fetch_add(missing.size(), std::memory_order_relaxed);
+  const std::size_t room = known.geometry.raw_block_bytes() + kFrameHeaderBytesMax;
+  FetchOptions options;
+  options.min_quality = Quality::kUnrated;
+  options.form = BlockForm::kFrame;
+  options.want_tokens = true;
+  for (std::size_t begin = 0; begin < missing.size(); begin += kBlocksAtOnce) {
+    const auto part =
+        std::span(missing).subspan(begin, std::min(kBlocksAtOnce, missing.size() - begin));
+    std::vector<std::unique_ptr<std::byte[]>> memory;
+    std::vector<FetchTarget> targets;
+    for (const TrieNodeId& node : part) {
+      memory.push_back(std::make_unique_for_overwrite<std::byte[]>(room));
+      targets.push_back({.node = node, .raw = {memory.back().get(), room}});
+    }
+    FetchReport report = FetchAll(model, targets, options, /*accept_referenced=*/false, deadline);
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      if (!report.blocks[i].loaded()) continue;
+      auto frame = std::make_shared<ReferenceFrame>();
+      frame->bytes.assign(memory[i].get(), memory[i].get() + report.blocks[i].bytes);
+      frame->tokens = std::move(report.blocks[i].tokens);
+      references_.Put(model, part[i], frame);
+      frames.emplace(part[i], std::move(frame));
+    }
+  }
+  return frames;
+}
+
 absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& options,
-                                  Deadline deadline, int attempt, FetchAssembly* assembly,
-                                  FrameDecoding* decoding) {
+                                  bool accept_referenced, Deadline deadline, int attempt,
+                                  FetchAssembly* assembly, FrameDecoding* decoding) {
   v1::FetchRequest request;
   request.set_model_id(std::string(model.view()));
   const auto wanted = assembly->StartAttempt(kFetchBlocksMax);
@@ -481,6 +570,8 @@ absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& opti
   request.set_order(options.on_layer ? v1::FETCH_ORDER_LAYER_MAJOR : v1::FETCH_ORDER_BLOCK_MAJOR);
   request.set_encoding(options.form == BlockForm::kFrame || decoding != nullptr ? v1::ENCODING_FRAME
                                                                                 : v1::ENCODING_RAW);
+  request.set_accept_referenced(accept_referenced && decoding != nullptr);
+  request.set_want_tokens(options.want_tokens);
   request.set_min_quality(static_cast<v1::Quality>(options.min_quality));
   if (!options.release_lease.empty() && wanted.size() == assembly->pending_blocks()) {
     request.set_release_lease_id(std::string(options.release_lease.view()));

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -25,6 +26,7 @@
 #include "client/local_region.h"
 #include "client/put_connection.h"
 #include "client/put_types.h"
+#include "client/reference_cache.h"
 #include "client/retry.h"
 #include "kvtrie/v1/cache.pb.h"
 #include "storage/codec/codec_cache.h"
@@ -95,7 +97,9 @@ class Client {
 
   // Reads blocks into the caller's memory, which is not touched after the return. What is not
   // loaded is a miss, with the reason in its status; it never fails as a whole. Frames that are
-  // decoded here come over gRPC, whatever ClientOptions::lane says.
+  // decoded here come over gRPC, whatever ClientOptions::lane says. Blocks that were coded against
+  // others are decoded here too, with frames of these that are fetched beside them and kept for the
+  // next time (ClientOptions::reference_cache_bytes); with FetchOptions::on_layer by the server.
   FetchReport Fetch(const ModelId& model, std::span<const FetchTarget> targets,
                     const FetchOptions& options = {});
 
@@ -179,8 +183,21 @@ class Client {
   bool UseLane();
   void SuspendLane();
 
-  absl::Status FetchAttempt(const ModelId& model, const FetchOptions& options, Deadline deadline,
-                            int attempt, FetchAssembly* assembly, FrameDecoding* decoding);
+  // `accept_referenced`: blocks that were coded against others may come so.
+  FetchReport FetchAll(const ModelId& model, std::span<const FetchTarget> targets,
+                       const FetchOptions& options, bool accept_referenced, Deadline deadline);
+  absl::Status FetchAttempt(const ModelId& model, const FetchOptions& options,
+                            bool accept_referenced, Deadline deadline, int attempt,
+                            FetchAssembly* assembly, FrameDecoding* decoding);
+  // Decodes blocks of a fetch that came coded against others. Gives the targets of those for which
+  // that failed.
+  std::vector<std::size_t> DecodeMembers(const ModelId& model, const KnownModel& known,
+                                         std::span<const FetchTarget> targets,
+                                         FrameDecoding* decoding, Deadline deadline);
+  // What can be had of frames that others were coded against, from memory or the server.
+  std::map<TrieNodeId, std::shared_ptr<const ReferenceFrame>> GetReferences(
+      const ModelId& model, const KnownModel& known, std::span<const TrieNodeId> nodes,
+      Deadline deadline);
   void CountEncoded(const PutPath& path, const PutReport& report);
   // Puts that are not done after it failed; their last status is returned.
   absl::Status PutAttempt(std::span<PutProgress*> puts, Deadline deadline, int attempt);
@@ -192,6 +209,7 @@ class Client {
   ChannelPool channels_;
   RetryBudget retry_budget_;
   CodecCache codecs_;
+  ReferenceCache references_;
   ClientStats stats_;
   std::shared_ptr<LocalRegion> region_;
   std::unique_ptr<LocalLane> lane_;

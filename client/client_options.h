@@ -55,6 +55,8 @@ struct ClientOptions {
   std::size_t local_region_bytes = std::size_t{256} << 20;
   // Codecs that are kept, made of profiles; one takes about twice its profile.
   std::size_t codec_memory_bytes = std::size_t{512} << 20;
+  // Frames that fetched blocks were coded against, kept for the next ones; 0: none.
+  std::size_t reference_cache_bytes = std::size_t{64} << 20;
   // Threads that one Put or Fetch codes with, the calling one among them.
   int coding_threads = 1;
   // A connection that is silent for so long is probed. Below 5 minutes a server with gRPC's

@@ -1,6 +1,7 @@
 #include "client/fetch_assembly.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -163,10 +164,9 @@ absl::Status FetchAssembly::AcceptResult(const v1::BlockResult& result) {
     return absl::OkStatus();
   }
   if (!MakeRoom(target_index, result.bytes())) {
-    FailBlock(target_index,
-              absl::FailedPreconditionError(absl::StrCat("the block has ", result.bytes(),
-                                                         " bytes, its target ",
-                                                         targets_[target_index].raw.size())));
+    FailBlock(target_index, absl::FailedPreconditionError(absl::StrCat(
+                                "the block has ", result.bytes(), " bytes, its target ",
+                                targets_[target_index].raw.size())));
     return absl::OkStatus();
   }
   FetchedBlock& block = blocks_[target_index];
@@ -177,6 +177,8 @@ absl::Status FetchAssembly::AcceptResult(const v1::BlockResult& result) {
   if (result.rung() != v1::RUNG_UNSPECIFIED) block.rung = static_cast<Rung>(result.rung());
   if (result.codec() != v1::CODEC_UNSPECIFIED) block.codec = static_cast<CodecId>(result.codec());
   block.bytes = result.bytes();
+  block.tokens.resize(result.tokens().size() / sizeof(TokenId));
+  std::memcpy(block.tokens.data(), result.tokens().data(), block.tokens.size() * sizeof(TokenId));
   if (progress.verified_bytes > 0) {
     // What an earlier attempt brought may have been of another frame of the block.
     const bool is_same = before.quality == block.quality && before.codec == block.codec &&

@@ -63,9 +63,14 @@ class FetchAssembly {
   std::uint64_t verified_bytes(std::uint32_t target_index) const {
     return progress_[target_index].verified_bytes;
   }
-  // From now on no other frame takes the place of this one: should another come, the block is missed.
+  // From now on no other frame takes the place of this one: should another come, the block is
+  // missed.
   void KeepFrame(std::uint32_t target_index) { progress_[target_index].keep_frame = true; }
   void DropFrame(std::uint32_t target_index) { progress_[target_index].frame.reset(); }
+  // Into frames: the memory of one, for the caller to keep.
+  std::unique_ptr<std::byte[]> TakeFrame(std::uint32_t target_index) {
+    return std::move(progress_[target_index].frame);
+  }
 
   // With the raw size of what was decoded of frames.
   FetchReport TakeReport();

@@ -46,6 +46,7 @@ struct FetchedBlock {
   Rung rung = Rung::kExact;
   CodecId codec = CodecId::kRaw;  // of the stored frame, decoded or not
   std::uint64_t bytes = 0;        // that lie in the target's memory
+  std::vector<TokenId> tokens{};  // of the block, with FetchOptions::want_tokens
 
   bool loaded() const { return state == State::kLoaded; }
 };
@@ -55,6 +56,8 @@ struct FetchOptions {
   // where their targets have tokens and the model was registered through the same client.
   Quality min_quality = Quality::kExact;
   BlockForm form = BlockForm::kRaw;
+  // Fill FetchedBlock::tokens. Goes over gRPC, whatever ClientOptions::lane says.
+  bool want_tokens = false;
   // Dropped by the server when the blocks were read.
   LeaseId release_lease{};
   // Zero: the client's default.

@@ -60,11 +60,7 @@ absl::Status FrameDecoding::Open(std::size_t i, const FetchedBlock& said,
     if (binding.tokens_crc32c != Crc32c(std::as_bytes(targets_[i].tokens))) {
       return NotTheBlock("its tokens");
     }
-    auto found = codecs_.find(binding.profile);
-    if (found == codecs_.end()) {
-      found = codecs_.emplace(binding.profile, codec_of_(binding.profile)).first;
-    }
-    const auto& codec = found->second;
+    const auto codec = CodecOfProfile(binding.profile);
     if (absl::IsNotFound(codec.status())) {
       return absl::FailedPreconditionError(
           absl::StrCat("its profile ", binding.profile.ToHex(),
@@ -76,6 +72,13 @@ absl::Status FrameDecoding::Open(std::size_t i, const FetchedBlock& said,
   block.frame = frame;
   block.opened = true;
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const FrameCodec>> FrameDecoding::CodecOfProfile(
+    const ProfileId& profile) {
+  auto found = codecs_.find(profile);
+  if (found == codecs_.end()) found = codecs_.emplace(profile, codec_of_(profile)).first;
+  return found->second;
 }
 
 void FrameDecoding::Miss(std::size_t i, absl::Status why, FetchAssembly& assembly) {
@@ -122,6 +125,10 @@ bool FrameDecoding::DecodeSome(FetchAssembly& assembly, bool last) {
     if (status.ok()) status = blocks_[i].frame->VerifyBody();
     if (!status.ok()) {
       Miss(i, std::move(status), assembly);
+    } else if (blocks_[i].frame->codec() == CodecId::kReferenced) {
+      const FrameView frame = *blocks_[i].frame;
+      members_.push_back({i, frame, assembly.TakeFrame(index), blocks_[i].codec});
+      blocks_[i].closed = true;
     } else if (blocks_[i].codec == nullptr) {
       const auto body = blocks_[i].frame->body();
       std::memcpy(targets_[i].raw.data(), body.data(), body.size());
@@ -168,8 +175,7 @@ bool FrameDecoding::OpenInLayers(std::size_t i, FetchAssembly& assembly) {
   const std::size_t here = assembly.verified_bytes(index);
   if (here == 0) return false;
   const auto head = FrameView::Parse(memory.first(here));
-  if (here < memory.size() && head.ok() &&
-      here < head->header_bytes() + head->section(0).bytes) {
+  if (here < memory.size() && head.ok() && here < head->header_bytes() + head->section(0).bytes) {
     return false;
   }
   absl::Status status = Open(i, assembly.block(index), memory);

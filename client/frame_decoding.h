@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "client/fetch_assembly.h"
 #include "client/fetch_types.h"
+#include "client/member_decoding.h"
 #include "storage/codec/frame.h"
 #include "storage/codec/frame_codec.h"
 #include "storage/kv/ids.h"
@@ -20,8 +21,9 @@
 
 namespace kvtrie {
 
-// Frames of one Fetch, on their way from a FetchAssembly to raw KV in the targets. Blocks are decoded
-// together while others arrive; with FetchOptions::on_layer layer by layer, over all blocks.
+// Frames of one Fetch, on their way from a FetchAssembly to raw KV in the targets. Blocks are
+// decoded together while others arrive; with FetchOptions::on_layer layer by layer, over all
+// blocks.
 //
 // What a frame says of itself is held against the target and against what the server said of it:
 // anything doubtful is a miss. Not thread-safe.
@@ -38,6 +40,12 @@ class FrameDecoding {
   // Decodes what can be and pays. Frames that are decoded are given back; blocks that cannot be
   // decoded are missed from then on. With `last`, nothing more arrives.
   void Advance(FetchAssembly& assembly, bool last);
+
+  // Blocks that came as they were coded against others: intact, and not decoded. Without
+  // FetchOptions::on_layer only.
+  std::vector<MemberFrame> TakeMembers() { return std::move(members_); }
+  // The codec for frames that name this profile.
+  absl::StatusOr<std::shared_ptr<const FrameCodec>> CodecOfProfile(const ProfileId& profile);
 
   std::uint64_t decoded_blocks() const { return decoded_blocks_; }
   std::uint64_t undecodable_blocks() const { return undecodable_blocks_; }
@@ -97,6 +105,7 @@ class FrameDecoding {
   const int threads_;
 
   std::vector<Block> blocks_;
+  std::vector<MemberFrame> members_;
   std::size_t first_open_ = 0;  // all before it are closed
   std::vector<Batch> batches_;
   bool batched_ = false;

@@ -20,8 +20,8 @@ class PathEncoder {
   PathEncoder(const PutPath& path, std::uint32_t block_tokens,
               std::shared_ptr<const FrameCodec> codec, int threads);
 
-  // The frame of the first block of `wanted` (indexes in `path.blocks`), which is encoded with those
-  // that follow it, where it is not yet. Stays where it is for as long as this lives.
+  // The frame of the first block of `wanted` (indexes in `path.blocks`), which is encoded with
+  // those that follow it, where it is not yet. Stays where it is for as long as this lives.
   const EncodedFrame& Frame(const std::deque<std::uint32_t>& wanted);
   // Null: it was not wanted.
   const EncodedFrame* frame(std::uint32_t i) const {

@@ -26,15 +26,15 @@ struct PutPath {
   std::span<const std::span<const std::byte>> blocks;
 
   BlockForm form = BlockForm::kRaw;
-  // What is stored at less is replaced or added to, what is stored at that or better is a duplicate.
-  // Frames are at least so good. Raw blocks are exact; below exact they are encoded to this quality
-  // in this process (ClientOptions::coding) with the model's newest profile, as they are sent; what
-  // that cannot do is coded without loss.
+  // What is stored at less is replaced or added to, what is stored at that or better is a
+  // duplicate. Frames are at least so good. Raw blocks are exact; below exact they are encoded to
+  // this quality in this process (ClientOptions::coding) with the model's newest profile, as they
+  // are sent; what that cannot do is coded without loss.
   Quality quality = Quality::kExact;
   // For less than exact quality: store it although something better is stored.
   bool beside_exact = false;
-  // Raw blocks of exact quality travel and lie packed, without loss: smaller, and dearer to put and to
-  // get.
+  // Raw blocks of exact quality travel and lie packed, without loss: smaller, and dearer to put and
+  // to get.
   bool pack_exact = false;
 
   std::string_view session_id;

@@ -14,11 +14,17 @@ bool FetchShape::NeedsGeometry(const v1::FetchRequest& request) {
          request.layer_count() != 0;
 }
 
+ReadAs ReadAsOf(const v1::FetchRequest& request) {
+  if (request.encoding() != v1::ENCODING_FRAME) return ReadAs::kRaw;
+  return request.accept_referenced() ? ReadAs::kStored : ReadAs::kFrame;
+}
+
 absl::StatusOr<FetchShape> FetchShape::Make(const v1::FetchRequest& request,
                                             std::shared_ptr<const KvGeometry> geometry) {
   FetchShape shape;
   shape.layer_major = request.order() == v1::FETCH_ORDER_LAYER_MAJOR;
   shape.whole_frame = request.encoding() == v1::ENCODING_FRAME;
+  shape.read_as = ReadAsOf(request);
   if (!NeedsGeometry(request)) return shape;
 
   const std::uint32_t model_layers = geometry->layer_count();
@@ -155,13 +161,17 @@ void FetchMessage::AddFailure(std::uint32_t block_index, const absl::Status& sta
 }
 
 void FetchMessage::AddBlock(std::uint32_t block_index, const StoredFrame& stored, CodecId codec,
-                            std::uint64_t block_bytes) {
+                            std::uint64_t block_bytes, std::span<const TokenId> tokens) {
   v1::BlockResult* result = header_.add_blocks();
   result->set_block_index(block_index);
   result->set_rung(ToProto(stored.rung));
   result->set_quality(ToProto(stored.quality));
   result->set_codec(ToProto(codec));
   result->set_bytes(block_bytes);
+  if (!tokens.empty()) {
+    result->set_tokens(tokens.data(), tokens.size_bytes());
+    bytes_ += result->tokens().size();
+  }
 }
 
 void FetchMessage::AddChunks(std::uint32_t block_index,

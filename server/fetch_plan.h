@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,11 +15,14 @@
 
 namespace kvtrie {
 
+// How the frames of a fetch are read.
+ReadAs ReadAsOf(const v1::FetchRequest& request);
+
 // What a Fetch wants of each block.
 struct FetchShape {
   bool layer_major = false;
   bool whole_frame = false;  // ENCODING_FRAME
-  ReadAs read_as() const { return whole_frame ? ReadAs::kFrame : ReadAs::kRaw; }
+  ReadAs read_as = ReadAs::kRaw;
   // Layers [first_layer, first_layer + layer_count); a count of 0 with no geometry = the whole
   // block.
   std::uint32_t first_layer = 0;
@@ -71,7 +75,7 @@ struct HeldFrame {
 class ChunkCursor {
  public:
   ChunkCursor() = default;
-  // REQUIRES: the frame was read as shape.read_as().
+  // REQUIRES: the frame was read as shape.read_as.
   // DataLoss: sections do not meet the bounds of the layers, or do not say which layers they have.
   static absl::StatusOr<ChunkCursor> Make(const FrameView& frame, const FetchShape& shape,
                                           const FetchStep& step);
@@ -118,9 +122,9 @@ class FetchMessage {
   }
 
   void AddFailure(std::uint32_t block_index, const absl::Status& status);
-  // `codec`: as the reader is told.
+  // `codec`: as the reader is told. `tokens`: of the block, if wanted.
   void AddBlock(std::uint32_t block_index, const StoredFrame& stored, CodecId codec,
-                std::uint64_t block_bytes);
+                std::uint64_t block_bytes, std::span<const TokenId> tokens = {});
   // Takes chunks from the cursor until it is at its end or the message is full.
   void AddChunks(std::uint32_t block_index, const std::shared_ptr<const HeldFrame>& frame,
                  ChunkCursor* cursor);

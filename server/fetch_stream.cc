@@ -72,8 +72,8 @@ void FetchStream::Begin(const grpc::ByteBuffer& request) {
     return;
   }
   const Quality min_quality = FromProto(request_.min_quality());
-  const ReadAs as = request_.encoding() == v1::ENCODING_FRAME ? ReadAs::kFrame : ReadAs::kRaw;
-  if (!request_.has_prefix()) {
+  const ReadAs as = ReadAsOf(request_);
+  if (!request_.has_prefix() && !request_.want_tokens()) {
     auto found =
         context_.engine.TryFindFrames(kBuiltInTenant, IdFromProto<ModelId>(request_.model_id()),
                                       NodeIdsFromProto(request_.node_ids()), min_quality, as);
@@ -84,15 +84,25 @@ void FetchStream::Begin(const grpc::ByteBuffer& request) {
   }
   const bool queued = context_.engine.RunBlocking([self = shared_from_this(), min_quality, as] {
     const v1::FetchRequest& wanted = self->request_;
-    if (!wanted.has_prefix()) {
-      self->OnFound(
-          self->context_.engine.FindFrames(kBuiltInTenant, IdFromProto<ModelId>(wanted.model_id()),
-                                           NodeIdsFromProto(wanted.node_ids()), min_quality, as));
-      return;
+    Engine& engine = self->context_.engine;
+    const auto model = IdFromProto<ModelId>(wanted.model_id());
+    absl::StatusOr<Engine::FoundFrames> frames;
+    if (wanted.has_prefix()) {
+      const RequestPath path(wanted.prefix());
+      frames = engine.FindFramesOfPath(kBuiltInTenant, path.view(), wanted.first_block(),
+                                       wanted.block_count(), min_quality, as);
+    } else {
+      frames = engine.FindFrames(kBuiltInTenant, model, NodeIdsFromProto(wanted.node_ids()),
+                                 min_quality, as);
     }
-    const RequestPath path(wanted.prefix());
-    self->OnFound(self->context_.engine.FindFramesOfPath(
-        kBuiltInTenant, path.view(), wanted.first_block(), wanted.block_count(), min_quality, as));
+    if (frames.ok() && wanted.want_tokens()) {
+      std::vector<TrieNodeId> nodes;
+      for (const auto& frame : *frames) nodes.push_back(frame ? frame->node : TrieNodeId{});
+      auto tokens = engine.TokensOfBlocks(kBuiltInTenant, model, nodes);
+      absl::MutexLock lock(&self->mutex_);
+      self->tokens_ = std::move(tokens);
+    }
+    self->OnFound(std::move(frames));
   });
   if (!queued) OnFound(BusyError());
 }
@@ -140,7 +150,7 @@ void FetchStream::Pump() {
   if (reads.empty()) return;
   std::vector<StoredFrame> frames;
   for (const PendingRead& read : reads) frames.push_back(*read.stored);
-  const ReadAs as = request_.encoding() == v1::ENCODING_FRAME ? ReadAs::kFrame : ReadAs::kRaw;
+  const ReadAs as = ReadAsOf(request_);
   const auto pending = std::make_shared<std::vector<PendingRead>>(std::move(reads));
   context_.engine.ReadFrames(
       frames, as,
@@ -163,7 +173,7 @@ void FetchStream::ReadAhead(std::vector<PendingRead>* reads) {
       slot.status = absl::NotFoundError("not stored at this quality");
       continue;
     }
-    const std::size_t frame_bytes = stored->loaded_bytes(shape_.read_as());
+    const std::size_t frame_bytes = stored->loaded_bytes(shape_.read_as);
     const auto resident = resident_.find(step.block_index);
     const bool decodes = resident == resident_.end() && Decodes(*stored);
     // Its first visit decodes it.
@@ -181,7 +191,7 @@ void FetchStream::ReadAhead(std::vector<PendingRead>* reads) {
     slot.step = step;
     if (resident != resident_.end()) {
       slot.frame = resident->second;
-    } else if (auto loaded = context_.engine.TryReadFrame(*stored, shape_.read_as())) {
+    } else if (auto loaded = context_.engine.TryReadFrame(*stored, shape_.read_as)) {
       SetFrame(slot, *std::move(loaded), std::move(reservation));
     } else {
       slot.reading = true;
@@ -298,15 +308,17 @@ void FetchStream::BeginSlot(Slot& slot) {
   slot.cursor = *cursor;
   if (slot.step.first_visit) {
     const StoredFrame& stored = *stored_[slot.step.block_index];
-    message_.AddBlock(slot.step.block_index, stored,
-                      shape_.whole_frame ? view.codec() : stored.codec, BlockBytes(view, shape_));
+    message_.AddBlock(
+        slot.step.block_index, stored, shape_.whole_frame ? view.codec() : stored.codec,
+        BlockBytes(view, shape_),
+        tokens_.empty() ? std::span<const TokenId>() : tokens_[slot.step.block_index]);
   }
 }
 
 void FetchStream::PopSlot() {
   const Slot& slot = slots_.front();
   if (stored_[slot.step.block_index].has_value()) {
-    ahead_bytes_ -= stored_[slot.step.block_index]->loaded_bytes(shape_.read_as());
+    ahead_bytes_ -= stored_[slot.step.block_index]->loaded_bytes(shape_.read_as);
   }
   if (slot.step.last_visit) resident_.erase(slot.step.block_index);
   slots_.pop_front();

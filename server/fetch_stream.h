@@ -77,7 +77,7 @@ class FetchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   bool Reserve(std::size_t frame_bytes, ByteReservation* reservation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Decodes(const StoredFrame& stored) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stored.needs_decoding(shape_.read_as());
+    return stored.needs_decoding(shape_.read_as);
   }
   void SetFrame(Slot& slot, LoadedFrame loaded, ByteReservation reservation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -102,6 +102,7 @@ class FetchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   FetchShape shape_ ABSL_GUARDED_BY(mutex_);
   FetchSteps steps_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::optional<StoredFrame>> stored_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::vector<TokenId>> tokens_ ABSL_GUARDED_BY(mutex_);  // of each, if wanted
   // What may be read ahead of blocks that have to be decoded: two groups of them at least.
   std::size_t decode_ahead_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 

@@ -293,6 +293,9 @@ class LocalLaneServer::Connection {
     if (request.order() == v1::FETCH_ORDER_LAYER_MAJOR) {
       return absl::InvalidArgumentError("request.order: the lane is BLOCK_MAJOR");
     }
+    if (request.want_tokens()) {
+      return absl::InvalidArgumentError("request.want_tokens: call Cache.Fetch for them");
+    }
     KV_RETURN_IF_ERROR(CheckRange("region_offset", fetch.region_offset(), fetch.region_bytes(),
                                   region_.bytes().size()));
     const auto model = IdFromProto<ModelId>(request.model_id().empty() ? request.prefix().model_id()
@@ -302,7 +305,7 @@ class LocalLaneServer::Connection {
       KV_ASSIGN_OR_RETURN(geometry, context_.geometries.Get(model));
     }
     KV_ASSIGN_OR_RETURN(const FetchShape shape, FetchShape::Make(request, std::move(geometry)));
-    KV_ASSIGN_OR_RETURN(const auto stored, FindFrames(request, model, shape.read_as()));
+    KV_ASSIGN_OR_RETURN(const auto stored, FindFrames(request, model, shape.read_as));
 
     Landing landing{.at = fetch.region_offset(),
                     .end = fetch.region_offset() + fetch.region_bytes()};
@@ -310,7 +313,7 @@ class LocalLaneServer::Connection {
     for (std::uint32_t i = 0; i < stored.size(); ++i) {
       if (!stored[i].has_value()) {
         AddFailure(i, absl::NotFoundError("not stored at this quality"));
-      } else if (const auto loaded = context_.engine.TryReadFrame(*stored[i], shape.read_as())) {
+      } else if (const auto loaded = context_.engine.TryReadFrame(*stored[i], shape.read_as)) {
         Land(i, *stored[i], *loaded, shape, &landing);
       } else {
         on_disk.push_back(i);
@@ -401,7 +404,7 @@ class LocalLaneServer::Connection {
     std::size_t end = first;
     std::size_t batch_bytes = 0;
     while (end < on_disk.size()) {
-      const std::size_t frame_bytes = stored[on_disk[end]]->loaded_bytes(shape.read_as());
+      const std::size_t frame_bytes = stored[on_disk[end]]->loaded_bytes(shape.read_as);
       if (end > first && batch_bytes + frame_bytes > context_.read_ahead_bytes) break;
       batch_bytes += frame_bytes;
       ++end;
@@ -412,7 +415,7 @@ class LocalLaneServer::Connection {
     absl::BlockingCounter remaining(static_cast<int>(end - first));
     std::vector<StoredFrame> batch;
     for (std::size_t i = first; i < end; ++i) batch.push_back(*stored[on_disk[i]]);
-    context_.engine.ReadFrames(batch, shape.read_as(),
+    context_.engine.ReadFrames(batch, shape.read_as,
                                [&frames, &remaining](std::size_t slot, auto loaded) {
                                  frames[slot] = std::move(loaded);
                                  remaining.DecrementCount();

@@ -238,6 +238,9 @@ absl::Status CheckFetch(const v1::FetchRequest& request, const RequestLimits& li
                      ": needs ENCODING_RAW");
     }
   }
+  if (request.accept_referenced() && request.encoding() != v1::ENCODING_FRAME) {
+    return Invalid("accept_referenced: needs ENCODING_FRAME");
+  }
   KV_RETURN_IF_ERROR(CheckQuality("min_quality", request.min_quality()));
   return CheckOptionalId("release_lease_id", request.release_lease_id());
 }

@@ -214,6 +214,10 @@ absl::StatusOr<Engine::FoundFrames> Engine::FindFramesOfPath(TenantId tenant, co
                                                              Quality min_quality, ReadAs as) {
   return core_->FindFramesOfPath(tenant, path, first_block, block_count, min_quality, as);
 }
+std::vector<std::vector<TokenId>> Engine::TokensOfBlocks(TenantId tenant, const ModelId& model,
+                                                         std::span<const TrieNodeId> nodes) {
+  return core_->TokensOfBlocks(tenant, model, nodes);
+}
 std::optional<LoadedFrame> Engine::TryReadFrame(const StoredFrame& frame, ReadAs as) {
   return core_->TryReadFrame(frame, as);
 }

@@ -73,8 +73,9 @@ struct LookupResult {
 
 // How a frame is to be read.
 enum class ReadAs {
-  kFrame,  // as it is stored, if it says all by itself; else as a raw one
-  kRaw,    // a raw frame, decoded where it is stored otherwise
+  kStored,  // as it is stored
+  kFrame,   // the same, if it says all by itself; one that was coded against others as a raw one
+  kRaw,     // a raw frame, decoded where it is stored otherwise
 };
 
 // A stored frame that a node names, found but not read.
@@ -86,10 +87,10 @@ struct StoredFrame {
   PayloadLocation at;
   std::uint64_t raw_frame_bytes = 0;  // of this block's raw frame
 
-  // Whether the bytes on the disk are not what is read. A frame that was coded against others is of
-  // no use without them, so that readers of frames get it as a raw one.
+  // Whether the bytes on the disk are not what is read.
   bool needs_decoding(ReadAs as) const {
-    return codec == CodecId::kReferenced || (as == ReadAs::kRaw && codec != CodecId::kRaw);
+    return (as == ReadAs::kRaw && codec != CodecId::kRaw) ||
+           (as == ReadAs::kFrame && codec == CodecId::kReferenced);
   }
   // What it takes of memory once it is read.
   std::uint64_t loaded_bytes(ReadAs as) const {
@@ -291,6 +292,10 @@ class Engine {
   absl::StatusOr<FoundFrames> FindFramesOfPath(TenantId tenant, const PathView& path,
                                                std::uint32_t first_block, std::uint32_t block_count,
                                                Quality min_quality, ReadAs as);
+
+  // The tokens of blocks, in order; empty where one is not stored. May block.
+  std::vector<std::vector<TokenId>> TokensOfBlocks(TenantId tenant, const ModelId& model,
+                                                   std::span<const TrieNodeId> nodes);
 
   // From memory, or nullopt.
   std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame, ReadAs as);

@@ -170,6 +170,8 @@ class Engine::Core {
   absl::StatusOr<FoundFrames> FindFramesOfPath(TenantId tenant, const PathView& path,
                                                std::uint32_t first_block, std::uint32_t block_count,
                                                Quality min_quality, ReadAs as);
+  std::vector<std::vector<TokenId>> TokensOfBlocks(TenantId tenant, const ModelId& model,
+                                                   std::span<const TrieNodeId> nodes);
   std::optional<LoadedFrame> TryReadFrame(const StoredFrame& frame, ReadAs as);
   void ReadFrames(std::span<const StoredFrame> frames, ReadAs as, OnFrameRead on_read);
 
@@ -330,7 +332,7 @@ class Engine::Core {
   // DataLoss: it is not there, or damaged.
   absl::StatusOr<NodeRow> ReadRow(TenantId tenant, const TrieNodeId& node);
   bool IsReadable(CodecId codec, ReadAs as) const {
-    return codec_ != nullptr || codec == CodecId::kRaw ||
+    return codec_ != nullptr || codec == CodecId::kRaw || as == ReadAs::kStored ||
            (as == ReadAs::kFrame && codec != CodecId::kReferenced);
   }
   // The smallest frame of the row that is good enough, of those that can be read if there are any;

@@ -208,6 +208,27 @@ absl::StatusOr<std::vector<TokenId>> Engine::Core::TokensOf(const TrieNodeId& no
   return std::move(row.tokens);
 }
 
+std::vector<std::vector<TokenId>> Engine::Core::TokensOfBlocks(TenantId tenant,
+                                                               const ModelId& model,
+                                                               std::span<const TrieNodeId> nodes) {
+  std::vector<std::vector<TokenId>> tokens(nodes.size());
+  std::vector<bool> is_own(nodes.size());
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const auto slot = index_.FindModel(tenant, model);
+    for (std::size_t i = 0; slot && i < nodes.size(); ++i) {
+      const NodeRef ref = index_.FindById(nodes[i]);
+      is_own[i] = ref != 0 && index_.node(ref).model == *slot;
+    }
+  }
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (!is_own[i]) continue;
+    auto of_block = TokensOf(nodes[i], model);
+    if (of_block.ok()) tokens[i] = *std::move(of_block);
+  }
+  return tokens;
+}
+
 // Each comes out as if it were stored raw: what is served in layers and chunks needs nothing else.
 std::vector<absl::StatusOr<LoadedFrame>> Engine::Core::DecodeFrames(
     std::span<const StoredFrame> stored, std::span<const LoadedFrame> loaded) {

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/client.h"
@@ -18,6 +20,7 @@
 #include "storage/codec/profile_codec.h"
 #include "tests/client/server_process.h"
 #include "tests/storage/codec/plain_profile_bytes.h"
+#include "tests/storage/codec/shared_text.h"
 
 namespace kvtrie {
 namespace {
@@ -481,6 +484,159 @@ TEST_F(CodedClientTest, OtherTokensOrAnotherPositionMakeAMiss) {
   report = client->Fetch(model_, {&target, 1}, {.min_quality = Quality::kHigh});
   EXPECT_TRUE(absl::IsDataLoss(report.blocks[0].status)) << report.blocks[0].status;
   EXPECT_EQ(client->stats().undecodable_blocks, 2u);
+}
+
+// Sessions whose text stands in each other, put raw to a server that codes them against each other.
+class MemberClientTest : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kSessions = 4;
+  static constexpr std::uint32_t kSessionBlocks = 12;
+
+  MemberClientTest()
+      : spec_(SectionedSpec()),
+        profile_(ProfileBytes(WithDifferences(PlainProfile(spec_), spec_))),
+        server_({"--recode_level=small", "--recode_cpu_percent=100"}) {
+    // Raw KV travels.
+    writer_ = Connect(Coding::kServer);
+    EXPECT_TRUE(writer_->PutProfile(profile_).ok());
+    fine_writer_ = Connect(Coding::kInProcess);
+  }
+
+  std::unique_ptr<Client> Connect(Coding coding) {
+    ClientOptions options;
+    options.targets = {server_.listen};
+    options.lane = Lane::kGrpc;
+    options.coding = coding;
+    auto client = Client::Create(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    model_ = (*client)->RegisterModel(spec_)->id;
+    return *std::move(client);
+  }
+
+  // The same tokens for every `seed`, with other KV.
+  void PutAll(std::uint64_t seed) {
+    texts_.clear();
+    const SyntheticText other = MakeText(spec_, 16 * kSessionBlocks, 100);
+    for (std::uint32_t i = 0; i < kSessions; ++i) {
+      SyntheticText text = ShareTokens(spec_, other, 0, 16 * kSessionBlocks - 48, 16 + 5 * i,
+                                       16 * kSessionBlocks, i, 0.05f);
+      const std::vector<TokenId> tokens = text.tokens;
+      if (seed != 0)
+        text =
+            ShareTokens(spec_, text, 0, 16 * kSessionBlocks, 0, 16 * kSessionBlocks, seed, 0.01f);
+      EXPECT_EQ(text.tokens, tokens);
+      texts_.push_back(std::move(text));
+    }
+    for (const SyntheticText& text : texts_) {
+      std::vector<std::vector<std::byte>> raw;
+      for (std::uint32_t block = 0; block < kSessionBlocks; ++block) {
+        raw.push_back(CutBlock(spec_, text, 16 * block));
+      }
+      const std::vector<std::span<const std::byte>> blocks(raw.begin(), raw.end());
+      PutPath path;
+      path.path.model = model_;
+      path.path.tokens = text.tokens;
+      path.blocks = blocks;
+      // The first one finer than the server codes: the others are coded against it.
+      const bool is_first = &text == &texts_.front();
+      if (is_first) path.quality = Quality::kHigh;
+      const PutReport put = (is_first ? fine_writer_ : writer_)->Put({&path, 1})[0];
+      ASSERT_TRUE(put.all_stored()) << put.blocks[0].status;
+    }
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    const std::size_t raw_bytes = KvGeometry(spec_).raw_block_bytes();
+    for (const SyntheticText& text : texts_) {
+      bool is_coded = false;
+      while (!is_coded && std::chrono::steady_clock::now() < give_up) {
+        const auto found = writer_->Lookup(model_, text.tokens, {.min_quality = Quality::kSmall});
+        ASSERT_TRUE(found.ok()) << found.status();
+        const auto& sizes = found->blocks(0).stored_bytes();
+        is_coded = sizes.size() == kSessionBlocks &&
+                   std::all_of(sizes.begin(), sizes.end(),
+                               [&](std::uint64_t bytes) { return bytes < raw_bytes * 3 / 4; });
+        if (!is_coded) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      ASSERT_TRUE(is_coded);
+    }
+  }
+
+  // All sessions' blocks, decoded here or there.
+  std::vector<std::vector<std::byte>> FetchAll(Client& client, bool in_layers = false) {
+    std::vector<std::vector<std::byte>> raw;
+    members_ = 0;
+    for (const SyntheticText& text : texts_) {
+      const auto found = client.Lookup(model_, text.tokens, {.min_quality = Quality::kSmall});
+      EXPECT_TRUE(found.ok()) << found.status();
+      const std::size_t begin = raw.size();
+      raw.resize(begin + found->matched_blocks(),
+                 std::vector<std::byte>(KvGeometry(spec_).raw_block_bytes()));
+      std::vector<FetchTarget> targets;
+      for (std::uint32_t i = 0; i < found->matched_blocks(); ++i) {
+        targets.push_back({*TrieNodeId::FromBytes(found->blocks(0).node_ids().substr(16 * i, 16)),
+                           raw[begin + i], std::span(text.tokens).subspan(16 * i, 16), 16 * i});
+      }
+      FetchOptions options{.min_quality = Quality::kSmall};
+      if (in_layers) options.on_layer = [](std::uint32_t, auto) {};
+      const FetchReport report = client.Fetch(model_, targets, options);
+      EXPECT_TRUE(report.all_loaded());
+      for (const FetchedBlock& block : report.blocks) {
+        EXPECT_TRUE(block.loaded()) << block.status;
+        EXPECT_EQ(block.bytes, KvGeometry(spec_).raw_block_bytes());
+        members_ += block.codec == CodecId::kReferenced ? 1 : 0;
+      }
+    }
+    return raw;
+  }
+
+  const ModelSpec spec_;
+  const std::vector<std::byte> profile_;
+  ServerProcess server_;
+  ModelId model_;
+  std::unique_ptr<Client> writer_, fine_writer_;
+  std::vector<SyntheticText> texts_;
+  std::size_t members_ = 0;  // of the last FetchAll
+};
+
+TEST_F(MemberClientTest, AReaderDecodesWhatWasCodedAgainstOthersAndKeepsThese) {
+  PutAll(0);
+  ASSERT_FALSE(HasFatalFailure());
+  const auto expected = FetchAll(*writer_);
+  const auto reader = Connect(Coding::kInProcess);
+  EXPECT_EQ(FetchAll(*reader), expected);
+  EXPECT_GE(members_, (kSessions - 1) * (kSessionBlocks - 4));
+  const std::uint64_t misses = reader->stats().reference_misses;
+  EXPECT_GT(misses, 0u);
+  EXPECT_EQ(reader->stats().members_fetched_again, 0u);
+  EXPECT_EQ(reader->stats().decoded_blocks, kSessions * kSessionBlocks);
+  const std::uint64_t bytes = reader->stats().fetched_bytes;
+  EXPECT_LT(bytes, expected.size() * expected[0].size() * 3 / 4);
+
+  EXPECT_EQ(FetchAll(*reader), expected);
+  EXPECT_EQ(reader->stats().reference_misses, misses);
+  EXPECT_LT(reader->stats().fetched_bytes - bytes, bytes);
+  // Layer by layer, the server decodes them.
+  EXPECT_EQ(FetchAll(*reader, /*in_layers=*/true), expected);
+}
+
+TEST_F(MemberClientTest, WhatWasKeptOfYesterdayIsFetchedAnew) {
+  PutAll(0);
+  ASSERT_FALSE(HasFatalFailure());
+  const auto reader = Connect(Coding::kInProcess);
+  FetchAll(*reader);
+  const std::uint64_t misses = reader->stats().reference_misses;
+
+  v1::DeleteRequest all;
+  all.mutable_selection()->set_all(true);
+  ASSERT_TRUE(writer_->Delete(all).ok());
+  PutAll(77);
+  ASSERT_FALSE(HasFatalFailure());
+  const auto expected = FetchAll(*writer_);
+  EXPECT_EQ(FetchAll(*reader), expected);
+  EXPECT_GT(reader->stats().members_fetched_again, 0u);
+  const std::uint64_t again = reader->stats().members_fetched_again;
+  EXPECT_EQ(FetchAll(*reader), expected);
+  EXPECT_EQ(reader->stats().members_fetched_again, again);
+  EXPECT_GT(reader->stats().reference_misses, misses);
 }
 
 }  // namespace

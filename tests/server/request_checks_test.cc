@@ -117,7 +117,8 @@ TEST(RequestChecksTest, FetchByNodes) {
        {"order", [](auto& r) { r.set_order(static_cast<v1::FetchOrder>(7)); }},
        {"encoding", [](auto& r) { r.set_encoding(static_cast<v1::Encoding>(7)); }},
        {"min_quality", [](auto& r) { r.set_min_quality(static_cast<v1::Quality>(-1)); }},
-       {"release_lease_id", [](auto& r) { r.set_release_lease_id("x"); }}});
+       {"release_lease_id", [](auto& r) { r.set_release_lease_id("x"); }},
+       {"accept_referenced", [](auto& r) { r.set_accept_referenced(true); }}});
   good.set_encoding(v1::ENCODING_FRAME);
   ExpectRefused<v1::FetchRequest>(good, check,
                                   {{"first_layer", [](auto& r) { r.set_first_layer(1); }},

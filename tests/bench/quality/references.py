@@ -64,6 +64,11 @@ WAYS = (
     _against("high"),
     *(_against("near-exact", step_factor=factor) for factor in (2, 3, 6)),
     *(Way(f"reuse of {reference}", "reuse", reference) for reference in ("exact", "high")),
+    Way("near-exact: alone", "alone", level="near-exact"),
+    Way("near-exact: against exact", "against", "exact", level="near-exact"),
+    Way("small: alone", "alone", level="small"),
+    Way("small: against near-exact", "against", "near-exact", level="small"),
+    Way("small: against high", "against", "high", level="small"),
 )
 TUNE_WAYS = (
     Way("alone", "alone"),

@@ -62,6 +62,25 @@ TEST_F(EngineReadTest, FramesComeAsTheyWereSentAndDecoded) {
   EXPECT_EQ(engine_->Stats().decoded_blocks_total, 4u);  // since the last opening
 }
 
+TEST_F(EngineReadTest, TokensAreToldToThoseWhoseBlocksTheyAre) {
+  OpenWithProfile();
+  MustPutFrames(Path(), Residual(Quality::kHigh));
+  auto nodes = NodesOf(LookupAt(Path(), Quality::kHigh));
+  nodes[1].bytes[5] ^= 1;  // there is none
+  Reopen();                // rows are read
+  const auto tokens = engine_->TokensOfBlocks(tenant_, model_, nodes);
+  ASSERT_EQ(tokens.size(), 4u);
+  for (std::uint32_t block = 0; block < 4; ++block) {
+    const auto expected =
+        Path().tokens.subspan(std::size_t{block} * kTestBlockTokens, kTestBlockTokens);
+    EXPECT_TRUE(block == 1 ? tokens[block].empty() : std::ranges::equal(tokens[block], expected));
+  }
+  const TenantId other{tenant_.value + 1};
+  for (const auto& of_block : engine_->TokensOfBlocks(other, model_, nodes)) {
+    EXPECT_TRUE(of_block.empty());
+  }
+}
+
 // A block that is expected raw never comes from memory as something else.
 TEST_F(EngineReadTest, NothingCodedIsServedAsRaw) {
   OpenWithProfile();

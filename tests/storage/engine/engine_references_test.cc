@@ -89,6 +89,11 @@ TEST_F(EngineReferencesTest, AMemberIsServedAsARawFrame) {
   EXPECT_TRUE(std::ranges::equal(loaded->view.body(),
                                  DecodedBytes(Copy(), 1, Referenced(Quality::kHigh, {}))));
   EXPECT_EQ(frames[1]->loaded_bytes(ReadAs::kFrame), loaded->bytes.view.size());
+  // But to those who say that they decode it.
+  const auto stored = ReadBlock(*frames[1], ReadAs::kStored);
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->view.codec(), CodecId::kReferenced);
+  EXPECT_EQ(frames[1]->loaded_bytes(ReadAs::kStored), frames[1]->at.record_bytes);
 }
 
 TEST_F(EngineReferencesTest, WhatThePutWasNotOfferedIsRefused) {
