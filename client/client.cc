@@ -3,6 +3,7 @@
 #include <grpcpp/client_context.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -515,14 +516,13 @@ std::vector<std::size_t> Client::DecodeMembers(const ModelId& model, const Known
   return failed;
 }
 
-std::map<TrieNodeId, std::shared_ptr<const ReferenceFrame>> Client::GetReferences(
-    const ModelId& model, const KnownModel& known, std::span<const TrieNodeId> nodes,
-    Deadline deadline) {
+ReferenceFrames Client::GetReferences(const ModelId& model, const KnownModel& known,
+                                      std::span<const TrieNodeId> nodes, Deadline deadline) {
   // Bounds what frames take of memory before their sizes are known.
   constexpr std::size_t kBlocksAtOnce = 64;
-  std::map<TrieNodeId, std::shared_ptr<const ReferenceFrame>> frames;
+  ReferenceFrames frames;
   std::vector<TrieNodeId> missing;
-  for (const TrieNodeId& node : nodes) {
+  for (const TrieNodeId& node : std::set<TrieNodeId>(nodes.begin(), nodes.end())) {
     if (auto frame = references_.Get(model, node)) {
       frames.emplace(node, std::move(frame));
     } else {
@@ -673,8 +673,14 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
       puts.push_back(nullptr);
       continue;
     }
+    const auto references_of = [this, deadline, id = paths[i].path.model,
+                                model = models.back()](std::span<const TrieNodeId> nodes) {
+      return DecodeReferences(
+          model->geometry, id, nodes, GetReferences(id, *model, nodes, deadline),
+          [&](const ProfileId& profile) { return CodecFor(*model, id, profile, deadline); });
+    };
     puts.push_back(std::make_unique<PutProgress>(paths[i], models.back()->geometry, codecs[i],
-                                                 options_.coding_threads));
+                                                 options_.coding_threads, references_of));
   }
 
   std::optional<Backoff> backoff;

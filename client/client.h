@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -27,6 +26,7 @@
 #include "client/put_connection.h"
 #include "client/put_types.h"
 #include "client/reference_cache.h"
+#include "client/reference_decoding.h"
 #include "client/retry.h"
 #include "kvtrie/v1/cache.pb.h"
 #include "storage/codec/codec_cache.h"
@@ -195,9 +195,8 @@ class Client {
                                          std::span<const FetchTarget> targets,
                                          FrameDecoding* decoding, Deadline deadline);
   // What can be had of frames that others were coded against, from memory or the server.
-  std::map<TrieNodeId, std::shared_ptr<const ReferenceFrame>> GetReferences(
-      const ModelId& model, const KnownModel& known, std::span<const TrieNodeId> nodes,
-      Deadline deadline);
+  ReferenceFrames GetReferences(const ModelId& model, const KnownModel& known,
+                                std::span<const TrieNodeId> nodes, Deadline deadline);
   void CountEncoded(const PutPath& path, const PutReport& report);
   // Puts that are not done after it failed; their last status is returned.
   absl::Status PutAttempt(std::span<PutProgress*> puts, Deadline deadline, int attempt);

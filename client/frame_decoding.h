@@ -29,10 +29,6 @@ namespace kvtrie {
 // anything doubtful is a miss. Not thread-safe.
 class FrameDecoding {
  public:
-  // The codec for frames that name this profile; an empty id: that name none.
-  using CodecOf =
-      std::function<absl::StatusOr<std::shared_ptr<const FrameCodec>>(const ProfileId&)>;
-
   // `targets` and `options` outlive this; targets have tokens and raw memory of the model's sizes.
   FrameDecoding(const ModelSpec& spec, std::span<const FetchTarget> targets,
                 const FetchOptions& options, CodecOf codec_of, int threads);

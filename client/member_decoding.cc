@@ -1,7 +1,6 @@
 #include "client/member_decoding.h"
 
 #include <algorithm>
-#include <iterator>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -33,62 +32,7 @@ std::vector<TrieNodeId> MemberDecoding::References() const {
   return {nodes.begin(), nodes.end()};
 }
 
-MemberDecoding::DecodedReferences MemberDecoding::DecodeReferences(
-    std::span<const std::size_t> group,
-    const std::map<TrieNodeId, std::shared_ptr<const ReferenceFrame>>& frames,
-    DecodedReferences last) const {
-  DecodedReferences decoded;
-  std::map<ProfileId, std::vector<Decoded*>> by_profile;
-  std::map<const Decoded*, FrameView> views;
-  for (const std::size_t m : group) {
-    for (const FrameReference& reference : tables_[m].references) {
-      if (decoded.contains(reference.node)) continue;
-      if (auto kept = last.extract(reference.node)) {
-        decoded.insert(std::move(kept));
-        continue;
-      }
-      const auto found = frames.find(reference.node);
-      if (found == frames.end()) continue;
-      const auto view = FrameView::Parse(found->second->bytes);
-      const std::span<const TokenId> tokens = found->second->tokens;
-      if (!view.ok() || view->frame_bytes() != found->second->bytes.size() ||
-          view->model() != model_ || view->codec() == CodecId::kReferenced ||
-          tokens.size() != geometry_.block_tokens() || !view->CheckGeometry(geometry_).ok() ||
-          !view->VerifyBody().ok()) {
-        continue;
-      }
-      Decoded& of_node = decoded[reference.node];
-      of_node = {found->second,
-                 std::make_unique_for_overwrite<std::byte[]>(geometry_.raw_block_bytes())};
-      if (view->codec() == CodecId::kRaw) {
-        std::copy_n(view->body().begin(), geometry_.raw_block_bytes(), of_node.raw.get());
-        continue;
-      }
-      views.emplace(&of_node, *view);
-      by_profile[view->profile()].push_back(&of_node);
-    }
-  }
-  const auto drop = [&decoded](const Decoded* bad) {
-    std::erase_if(decoded, [bad](const auto& entry) { return &entry.second == bad; });
-  };
-  for (const auto& [profile, own] : by_profile) {
-    const auto codec = codec_of_(profile);
-    std::vector<FrameToDecode> to_decode;
-    for (const Decoded* of_node : own) {
-      to_decode.push_back({.frame = views.at(of_node),
-                           .tokens = of_node->frame->tokens,
-                           .raw = {of_node->raw.get(), geometry_.raw_block_bytes()}});
-    }
-    if (codec.ok() && (*codec)->Decode(to_decode).ok()) continue;
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      if (!codec.ok() || !(*codec)->Decode({&to_decode[i], 1}).ok()) drop(own[i]);
-    }
-  }
-  return decoded;
-}
-
-std::vector<std::size_t> MemberDecoding::Decode(
-    const std::map<TrieNodeId, std::shared_ptr<const ReferenceFrame>>& frames) {
+std::vector<std::size_t> MemberDecoding::Decode(const ReferenceFrames& frames) {
   std::vector<std::size_t> failed;
   const std::size_t at_once = CodingBlocks(geometry_.block_tokens());
   DecodedReferences references;
@@ -97,7 +41,14 @@ std::vector<std::size_t> MemberDecoding::Decode(
   const std::size_t group_size = at_once * static_cast<std::size_t>(std::max(threads_, 1));
   for (std::size_t begin = 0; begin < all.size(); begin += group_size) {
     const auto group = std::span(all).subspan(begin, std::min(group_size, all.size() - begin));
-    references = DecodeReferences(group, frames, std::move(references));
+    std::vector<TrieNodeId> nodes;
+    for (const std::size_t member : group) {
+      for (const FrameReference& reference : tables_[member].references) {
+        nodes.push_back(reference.node);
+      }
+    }
+    references =
+        DecodeReferences(geometry_, model_, nodes, frames, codec_of_, std::move(references));
     std::vector<std::vector<ReferenceBlock>> blocks(group.size());
     std::vector<FrameToDecode> to_decode;
     for (std::size_t g = 0; g < group.size(); ++g) {

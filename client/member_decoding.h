@@ -2,15 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "client/fetch_types.h"
-#include "client/reference_cache.h"
+#include "client/reference_decoding.h"
 #include "storage/codec/frame.h"
 #include "storage/codec/frame_codec.h"
 #include "storage/codec/reference_table.h"
@@ -30,9 +27,6 @@ struct MemberFrame {
 // Decodes what one Fetch brought of blocks that were coded against others. Not thread-safe.
 class MemberDecoding {
  public:
-  using CodecOf =
-      std::function<absl::StatusOr<std::shared_ptr<const FrameCodec>>(const ProfileId&)>;
-
   // `targets` outlive this; they have tokens and raw memory of the model's sizes.
   MemberDecoding(const ModelSpec& spec, std::span<const FetchTarget> targets, CodecOf codec_of,
                  std::vector<MemberFrame> members, int threads);
@@ -43,25 +37,12 @@ class MemberDecoding {
   // Decodes members with the frames that are there, in groups, so that no more raw KV of
   // references is in memory than one group needs. Gives the members for which that failed: a frame
   // is missing, or is not the one that they were coded against.
-  std::vector<std::size_t> Decode(
-      const std::map<TrieNodeId, std::shared_ptr<const ReferenceFrame>>& frames);
+  std::vector<std::size_t> Decode(const ReferenceFrames& frames);
 
   std::size_t target(std::size_t member) const { return members_[member].target; }
   const ReferenceTable& table(std::size_t member) const { return tables_[member]; }
 
  private:
-  struct Decoded {
-    std::shared_ptr<const ReferenceFrame> frame;
-    std::unique_ptr<std::byte[]> raw;
-  };
-  using DecodedReferences = std::map<TrieNodeId, Decoded>;
-
-  // Raw KV of a group's references; those that the last group had are taken from there.
-  DecodedReferences DecodeReferences(
-      std::span<const std::size_t> group,
-      const std::map<TrieNodeId, std::shared_ptr<const ReferenceFrame>>& frames,
-      DecodedReferences last) const;
-
   const ModelId model_;
   const KvGeometry geometry_;
   const std::span<const FetchTarget> targets_;

@@ -3,12 +3,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
 #include "client/put_types.h"
+#include "client/reference_decoding.h"
+#include "kvtrie/v1/cache.pb.h"
 #include "storage/codec/frame_codec.h"
+#include "storage/codec/reference_table.h"
 
 namespace kvtrie {
 
@@ -20,6 +26,13 @@ class PathEncoder {
   PathEncoder(const PutPath& path, std::uint32_t block_tokens,
               std::shared_ptr<const FrameCodec> codec, int threads);
 
+  // From now on, blocks are coded as the server's plan says: finer ones finer, others against the
+  // references that `references_of` gives raw.
+  using ReferencesOf = std::function<DecodedReferences(std::span<const TrieNodeId> nodes)>;
+  void Follow(const v1::PutPlan& plan, ReferencesOf references_of);
+  // Codes anew, without references, what was coded against some. False: nothing was.
+  bool ForgetReferences();
+
   // The frame of the first block of `wanted` (indexes in `path.blocks`), which is encoded with
   // those that follow it, where it is not yet. Stays where it is for as long as this lives.
   const EncodedFrame& Frame(const std::deque<std::uint32_t>& wanted);
@@ -29,13 +42,24 @@ class PathEncoder {
   }
 
  private:
-  void Encode(std::span<const std::uint32_t> blocks);
+  // A block's references, and where in it they are.
+  struct Planned {
+    std::vector<TrieNodeId> nodes;
+    std::vector<ReferenceRun> runs;
+  };
+  void Encode(std::span<const std::uint32_t> blocks, const DecodedReferences& references);
+  void EncodeAt(Quality quality, std::span<const std::uint32_t> blocks,
+                const DecodedReferences& references);
 
   const PutPath& path_;
   const std::uint32_t block_tokens_;
   const std::shared_ptr<const FrameCodec> codec_;
   const int threads_;
-  std::vector<EncodedFrame> frames_;  // empty where not made
+  std::vector<EncodedFrame> frames_;          // empty where not made
+  std::map<std::uint32_t, Planned> planned_;  // by index in `path.blocks`
+  std::set<std::uint32_t> finer_;
+  Quality finer_quality_ = Quality::kExact;
+  ReferencesOf references_of_;
 };
 
 }  // namespace kvtrie

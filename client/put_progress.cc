@@ -32,9 +32,11 @@ std::vector<std::uint32_t> PutChunkBytes(const KvGeometry& geometry) {
 }
 
 PutProgress::PutProgress(const PutPath& path, const KvGeometry& geometry,
-                         std::shared_ptr<const FrameCodec> codec, int coding_threads)
+                         std::shared_ptr<const FrameCodec> codec, int coding_threads,
+                         PathEncoder::ReferencesOf references_of)
     : path_(path),
       geometry_(geometry),
+      references_of_(std::move(references_of)),
       chunk_bytes_(PutChunkBytes(geometry)),
       blocks_(path.blocks.size()),
       settled_(path.blocks.size(), false),
@@ -79,6 +81,11 @@ bool PutProgress::HasRightSize(std::size_t bytes) const {
                                        : bytes > 0 && bytes <= kFrameBytesMax;
 }
 
+bool PutProgress::asks_for_references() const {
+  return path_.use_references && encoder_.has_value() && references_of_ != nullptr && !eager_ &&
+         path_.quality != Quality::kExact && path_.quality != Quality::kUnrated;
+}
+
 std::span<const std::byte> PutProgress::SendingBytes() {
   return encoder_.has_value() ? std::span<const std::byte>(encoder_->Frame(to_send_).bytes)
                               : path_.blocks[to_send_.front()];
@@ -101,6 +108,7 @@ v1::PutAnnounce PutProgress::Announce(std::uint64_t put_id) {
   attempt_done_ = false;
   planned_ = false;
   blocks_to_retry_ = false;
+  coded_anew_ = false;
   to_send_.clear();
 
   v1::PutAnnounce announce;
@@ -128,6 +136,7 @@ v1::PutAnnounce PutProgress::Announce(std::uint64_t put_id) {
   // Only the first attempt is sent blindly: a later one asks what has arrived.
   eager_ = path_.eager && attempts_++ == 0;
   announce.set_eager(eager_);
+  announce.set_want_references(asks_for_references());
   announce.set_durable(path_.durable);
   announce.set_ttl_seconds(static_cast<std::uint32_t>(path_.ttl.count()));
   announce.set_priority(path_.priority);
@@ -153,6 +162,7 @@ void PutProgress::Accept(const v1::PutPlan& plan) {
     return;
   }
   planned_ = true;
+  if (asks_for_references()) encoder_->Follow(plan, references_of_);
   std::fill(missing_.begin(), missing_.end(), false);
   const std::string& wanted = plan.missing_blocks();
   for (std::size_t at = 0; at + sizeof(std::uint32_t) <= wanted.size();
@@ -173,7 +183,12 @@ void PutProgress::Accept(const v1::PutAck& ack) {
   const std::uint32_t i = ack.block_index() - path_.first_block;
   if (settled_[i]) return;
   absl::Status status = FromItem(ack.status());
-  if (IsRetriable(status)) {
+  // What blocks were coded against is no more: once more, without.
+  if (absl::IsFailedPrecondition(status) && asks_for_references() && encoder_->ForgetReferences()) {
+    references_of_ = nullptr;
+    coded_anew_ = true;
+  }
+  if (IsRetriable(status) || (coded_anew_ && !attempt_done_ && !status.ok())) {
     blocks_to_retry_ = true;
     return;
   }

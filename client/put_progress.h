@@ -26,9 +26,11 @@ class PutProgress {
  public:
   // `path` and `geometry` outlive this. Blocks of the wrong size, or without tokens, fail at once,
   // as does what follows them. With a codec, raw blocks are sent as its frames, made on so many
-  // threads when the server wants them.
+  // threads when the server wants them; against references that `references_of` gives, if it is set
+  // and the path wants so.
   PutProgress(const PutPath& path, const KvGeometry& geometry,
-              std::shared_ptr<const FrameCodec> codec = nullptr, int coding_threads = 1);
+              std::shared_ptr<const FrameCodec> codec = nullptr, int coding_threads = 1,
+              PathEncoder::ReferencesOf references_of = nullptr);
 
   // A new attempt. The announcement that starts it; blocks that were acknowledged are not sent
   // again.
@@ -65,7 +67,11 @@ class PutProgress {
 
   const PutPath& path_;
   const KvGeometry& geometry_;
+  // Whether the server is asked what blocks can be coded against.
+  bool asks_for_references() const;
+
   std::optional<PathEncoder> encoder_;
+  PathEncoder::ReferencesOf references_of_;       // null: none are wanted (any more)
   const std::vector<std::uint32_t> chunk_bytes_;  // of raw blocks
   std::vector<std::size_t> chunk_offsets_;        // of raw blocks
   std::vector<PutBlockReport> blocks_;
@@ -79,6 +85,7 @@ class PutProgress {
   bool planned_ = false;
   bool attempt_done_ = false;
   bool blocks_to_retry_ = false;
+  bool coded_anew_ = false;  // since the last announcement: its failures are of frames before that
 };
 
 }  // namespace kvtrie

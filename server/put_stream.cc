@@ -204,6 +204,7 @@ absl::StatusOr<std::unique_ptr<PutStream::Announced>> PutStream::PrepareAnnounce
                              .restored_quality = FromProto(proto.restored_quality()),
                              .quality = FromProto(proto.quality()),
                              .beside_exact = proto.beside_exact(),
+                             .want_references = proto.want_references(),
                              .durable = proto.durable(),
                              .ttl = std::chrono::seconds(proto.ttl_seconds()),
                              .priority = proto.priority()};
@@ -246,6 +247,7 @@ void PutStream::OpenPlan(std::unique_ptr<Announced> announced, std::unique_ptr<P
   plan->set_block_bytes(session->raw_block_bytes());
   plan->mutable_missing_blocks()->assign(reinterpret_cast<const char*>(missing.data()),
                                          missing.size() * sizeof(std::uint32_t));
+  ToProto(session->coding_plan(), plan);
   for (const std::uint32_t block_index : missing) {
     BlockState* state = put->state(block_index);
     KV_CHECK(state != nullptr);

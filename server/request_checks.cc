@@ -258,6 +258,11 @@ absl::Status CheckAnnounce(const v1::PutAnnounce& announce, const RequestLimits&
     return Invalid("beside_exact: is for coded frames; announce a quality less than EXACT");
   }
   KV_RETURN_IF_ERROR(CheckEncoding(announce.encoding()));
+  if (announce.want_references() &&
+      (announce.encoding() != v1::ENCODING_FRAME || announce.quality() == v1::QUALITY_UNSPECIFIED ||
+       announce.quality() == v1::QUALITY_EXACT)) {
+    return Invalid("want_references: needs ENCODING_FRAME and a quality less than EXACT");
+  }
   return CheckPriority(announce.priority());
 }
 

@@ -22,6 +22,26 @@ v1::Quality ToProto(Quality quality) { return static_cast<v1::Quality>(quality);
 v1::Rung ToProto(Rung rung) { return static_cast<v1::Rung>(rung); }
 v1::Codec ToProto(CodecId codec) { return static_cast<v1::Codec>(codec); }
 
+void ToProto(const CodingPlan& coding, v1::PutPlan* plan) {
+  for (const auto& [block, references] : coding.references) {
+    v1::BlockReferences* const of_block = plan->add_references();
+    of_block->set_block_index(block);
+    for (const TrieNodeId& node : references.nodes)
+      of_block->mutable_node_ids()->append(node.view());
+    for (const ReferenceRun& run : references.runs) {
+      v1::TokenRun* const of_run = of_block->add_runs();
+      of_run->set_first_token(run.first_token);
+      of_run->set_token_count(run.token_count);
+      of_run->set_reference(run.reference);
+      of_run->set_offset(run.offset);
+    }
+  }
+  for (const std::uint32_t block : coding.finer_blocks) {
+    plan->mutable_finer_blocks()->append(reinterpret_cast<const char*>(&block), sizeof(block));
+  }
+  if (!coding.finer_blocks.empty()) plan->set_finer_quality(ToProto(coding.finer_level));
+}
+
 RequestPath::RequestPath(std::string_view model_id, std::string_view tokens, std::string_view salt,
                          const google::protobuf::RepeatedPtrField<v1::BlockExtraKey>& extra_keys) {
   const std::size_t token_count = tokens.size() / sizeof(TokenId);

@@ -72,7 +72,7 @@ struct EngineCounters {
   Counter token_cache_misses{0}, syncs{0}, sync_errors{0};
   Counter detached_blocks{0}, lost_members{0};
   Counter recoded_blocks{0}, recoded_raw_bytes{0}, recoded_bytes{0}, recode_failed_blocks{0},
-      refined_blocks{0};
+      refined_blocks{0}, recoded_again_blocks{0};
   std::atomic<std::int64_t> recode_nanoseconds{0};
 };
 
@@ -451,22 +451,10 @@ class Engine::Core {
   };
   using DecodedReferences = std::map<std::pair<TrieNodeId, KvDigest>, DecodedReference>;
   DecodedReferences DecodeReferences(const ModelId& model, std::span<const FrameReference> wanted);
-  // What of some blocks of a path stands elsewhere too, in frames that they may be coded against.
-  struct BlockReferences {
-    std::vector<TrieNodeId> nodes;
-    std::vector<ReferenceRun> runs;  // into `nodes`
-  };
-  // How blocks of a path are best coded.
-  struct CodingPlan {
-    Quality level = Quality::kHigh;
-    std::map<std::uint32_t, BlockReferences> references;  // by block: it is coded against these
-    // Blocks whose text stands in several places, and in none that they could be coded against:
-    // coded finer, they are the references of what comes.
-    std::set<std::uint32_t> finer_blocks;
-    Quality finer_level = Quality::kNearExact;
-  };
   CodingPlan PlanCoding(const StoredPath& path, std::span<const TokenId> tokens,
                         std::uint32_t first_block, const ProfileId& profile, Quality level);
+  // Plans how the missing blocks of a put are best coded, and holds what they may be coded against.
+  void OfferReferences(TriePutSession* session);
   // Runs of a path, from a block on, that stand elsewhere too, in nodes that `usable` allows: of
   // text that stands in several places all of them, or one. `take` is called with the index held.
   void SearchRuns(
@@ -477,9 +465,14 @@ class Engine::Core {
                                                           std::span<const TokenId> tokens,
                                                           std::uint32_t first_block,
                                                           Quality quality);
-  // The blocks from first_block on whose whole text stands in so many other places.
-  std::set<std::uint32_t> FindRepeated(const StoredPath& path, std::span<const TokenId> tokens,
-                                       std::uint32_t first_block, std::uint32_t places_min);
+  // The blocks from first_block on that stand in so many other places, by more than half, and the
+  // blocks there.
+  struct RepeatedText {
+    std::set<std::uint32_t> blocks;
+    std::vector<TrieNodeId> elsewhere;
+  };
+  RepeatedText FindRepeated(const StoredPath& path, std::span<const TokenId> tokens,
+                            std::uint32_t first_block, std::uint32_t places_min);
   // Cuts a run where blocks end, on either side.
   void AddRun(const TextRun& run, std::span<const NodeRef> own_path, std::uint32_t block_tokens,
               std::map<std::uint32_t, BlockReferences>* references) const
@@ -560,10 +553,15 @@ class Engine::Core {
   // REQUIRES: its model is registered.
   StoredPath PathTo(NodeRef last) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   std::optional<RecodeTask> FindRecodeTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(recode_mutex_);
+  // The same of blocks that were coded alone, and might be coded against others now.
+  std::optional<RecodeTask> FindRecodeAgainTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(recode_mutex_);
+  // Nothing of a path but its model and what the walk to it needs; the frames are to be added.
+  RecodeTask TaskFor(NodeRef first, NodeRef last) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // The model's newest profile, if it has the level; nullopt: nothing of the model is recoded.
   std::optional<ProfileId> ProfileToRecodeWith(ModelSlot slot) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  absl::Status Recode(const RecodeTask& task);
+  std::size_t RecodeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(recode_mutex_);
+  absl::Status Recode(const RecodeTask& task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(recode_mutex_);
   absl::StatusOr<std::vector<TokenId>> TokensOfPath(const StoredPath& path);
   absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> EncodeBlocks(
       const RecodeTask& task, std::span<const TokenId> tokens,
@@ -664,6 +662,9 @@ class Engine::Core {
   std::unique_ptr<WorkPool> decode_pool_;  // reads what it decodes
   absl::Mutex recode_mutex_ ABSL_ACQUIRED_BEFORE(change_mutex_, index_mutex_);
   NodeRef recode_hand_ ABSL_GUARDED_BY(recode_mutex_) = 1;  // where the search goes on
+  // Blocks of which some text has got a reference that is finer, in order of paths.
+  std::deque<TrieNodeId> recode_again_ ABSL_GUARDED_BY(recode_mutex_);
+  std::atomic<std::uint64_t> recode_again_waiting_{0};  // its size
   absl::Mutex recode_ending_mutex_;
   bool recode_ending_ ABSL_GUARDED_BY(recode_ending_mutex_) = false;
 

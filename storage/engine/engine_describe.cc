@@ -130,6 +130,7 @@ EngineStats Engine::Core::Stats() {
   stats.recoded_bytes_total = c.recoded_bytes;
   stats.recode_failed_blocks_total = c.recode_failed_blocks;
   stats.refined_blocks_total = c.refined_blocks;
+  stats.recoded_again_blocks_total = c.recoded_again_blocks;
   stats.recode_seconds_total = static_cast<double>(c.recode_nanoseconds) * 1e-9;
   stats.decode_seconds_total = static_cast<double>(c.decode_nanoseconds) * 1e-9;
   if (codec_ != nullptr) {
@@ -172,6 +173,7 @@ EngineStats Engine::Core::Stats() {
         }
       }
     }
+    stats.recode_waiting_blocks += recode_again_waiting_;
     stats.live_bytes = census_.Total().bytes;
     for (const CodecId codec : kAllCodecs) {
       const FrameCensus::Usage usage = census_.OfCodec(codec);

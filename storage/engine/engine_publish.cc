@@ -59,6 +59,10 @@ Engine::Core::Arrival Engine::Core::ArrivalOf(const IndexNode& node,
   if (!node.has_frame() || node.expired(NowSeconds())) return Arrival::kNew;
   if (item.session->detaches_at && node.codec() == CodecId::kReferenced) return Arrival::kUpgrade;
   const Quality quality = item.rung.quality;
+  if (item.session->replaces_larger && node.codec() == CodecId::kResidual &&
+      node.quality() == quality && item.at.record_bytes < node.frame.record_bytes) {
+    return Arrival::kUpgrade;
+  }
   const auto on_rung = node.quality_on(item.rung.rung);
   const bool adds_nothing = (on_rung && IsAtLeast(*on_rung, quality)) ||
                             (!item.session->beside_exact && node.any_serves(quality));

@@ -23,6 +23,7 @@ constexpr std::uint64_t kTakenTogetherBytes = std::uint64_t{256} << 10;
 // A node that a put of this session would add nothing to.
 bool HasEnough(const TriePutSession& session, std::uint32_t block, const IndexNode& node) {
   if (session.detaches_at) return node.codec() != CodecId::kReferenced;
+  if (session.replaces_larger) return node.quality_on(Rung::kCoded) != session.quality;
   const Quality wanted = session.Wanted(block);
   if (!session.beside_exact) return node.any_serves(wanted);
   const auto coded = node.quality_on(Rung::kCoded);
@@ -106,6 +107,7 @@ class PutSessionHandle final : public PutSession {
   const std::vector<std::uint32_t>& missing_blocks() const override {
     return session_->missing_blocks;
   }
+  const CodingPlan& coding_plan() const override { return session_->coding_plan; }
   std::uint32_t block_count() const override { return static_cast<std::uint32_t>(stored_.size()); }
   std::uint32_t ignored_tail_tokens() const override { return session_->ignored_tail_tokens; }
   std::uint64_t raw_block_bytes() const override {
@@ -205,6 +207,7 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   session->quality = put.quality;
   session->beside_exact = put.beside_exact;
   session->only_existing = put.only_existing;
+  session->replaces_larger = put.replaces_larger;
   session->detaches_at = put.detaches_at;
   std::vector<OfferedReference> references = put.references;
   for (OfferedReference& reference : references) {
@@ -272,15 +275,19 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
         block.state = TriePutSession::State::kFailed;  // nobody will send it
       }
     }
-    for (const OfferedReference& reference : put.references) {
+    if (session->hold.ref != 0) holds_.Take(session->hold);
+    deepest_stored = session->hold.id;
+    ++open_puts_;
+  }
+  if (put.want_references) OfferReferences(session.get());
+  {
+    absl::MutexLock lock(&index_mutex_);
+    for (const OfferedReference& reference : *session->references) {
       const NodeRef ref = index_.FindById(reference.node);
       if (ref == 0) continue;  // publishing finds that out
       session->reference_holds.push_back({ref, reference.node});
       holds_.Take(session->reference_holds.back());
     }
-    if (session->hold.ref != 0) holds_.Take(session->hold);
-    deepest_stored = session->hold.id;
-    ++open_puts_;
   }
   if (session->missing_blocks.empty() && !deepest_stored.empty() && !put.session_id.empty()) {
     // Nothing will be published that names the session. A name is not worth failing a put for.

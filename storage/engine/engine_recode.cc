@@ -19,6 +19,8 @@ namespace {
 constexpr std::uint32_t kTokensAtOnce = 512;
 // Nodes that one search looks at while it holds the index.
 constexpr NodeRef kNodesPerSearch = 16'384;
+// Blocks that wait to be coded again; what comes on top of them stays as it is.
+constexpr std::size_t kAgainMax = 65'536;
 // How long the thread lets others go first, and how long it rests when there is nothing to do.
 constexpr absl::Duration kBusyWait = absl::Milliseconds(20);
 constexpr absl::Duration kIdleWait = absl::Seconds(1);
@@ -31,10 +33,12 @@ double ThreadCpuSeconds() {
 
 }  // namespace
 
-// Consecutive blocks of one path, exact and without a coded frame.
+// Consecutive blocks of one path, exact.
 struct Engine::Core::RecodeTask {
   StoredPath path;  // to the last of `frames`
   ProfileId profile;
+  // They have frames that were coded alone, and get others if these can be coded against others.
+  bool again = false;
   std::uint32_t first_block = 0;
   std::vector<StoredFrame> frames;   // of the blocks from first_block on
   std::uint32_t session_blocks = 0;  // as far as the path is known
@@ -100,27 +104,77 @@ std::optional<Engine::Core::RecodeTask> Engine::Core::FindRecodeTask() {
   }
   if (found == 0) return std::nullopt;
 
-  const ModelSlot slot = index_.node(found).model;
-  const ModelRoot& root = index_.model(slot);
-  RecodeTask task;
-  task.profile = *profile;
-  const std::size_t blocks_max = std::max(1u, kTokensAtOnce / root.block_tokens);
+  const std::size_t blocks_max =
+      std::max(1u, kTokensAtOnce / index_.model(index_.node(found).model).block_tokens);
   NodeRef first = found;
   for (NodeRef up = index_.parent(first); up != 0 && wanted(up); up = index_.parent(first)) {
     first = up;
   }
+  std::vector<StoredFrame> frames;
   NodeRef last = first;
-  for (NodeRef at = first; at != 0 && wanted(at) && task.frames.size() < blocks_max;
+  for (NodeRef at = first; at != 0 && wanted(at) && frames.size() < blocks_max;
        at = index_.node(at).first_child) {
-    task.frames.push_back(FrameInIndex(index_.node(at)));
+    frames.push_back(FrameInIndex(index_.node(at)));
     last = at;
   }
+  RecodeTask task = TaskFor(first, last);
+  task.profile = *profile;
+  task.frames = std::move(frames);
+  return task;
+}
+
+Engine::Core::RecodeTask Engine::Core::TaskFor(NodeRef first, NodeRef last) const {
+  RecodeTask task;
   task.path = PathTo(last);
   task.first_block = index_.node(first).depth - 1;
   for (NodeRef end = last; end != 0; end = index_.node(end).first_child) {
     task.session_blocks = index_.node(end).depth;
   }
   return task;
+}
+
+std::optional<Engine::Core::RecodeTask> Engine::Core::FindRecodeAgainTask() {
+  RecodeTask task;
+  std::vector<TrieNodeId> nodes;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const auto may_gain = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+      const IndexNode& node = index_.node(ref);
+      return node.has_frame() && node.codec() == CodecId::kResidual &&
+             node.quality() == *options_.recode_quality && node.has_other() &&
+             node.other_quality() == Quality::kExact && !node.expired(NowSeconds()) &&
+             !references_.IsReferenced(node.id);
+    };
+    NodeRef first = 0, last = 0;
+    while (!recode_again_.empty()) {
+      const NodeRef ref = index_.FindById(recode_again_.front());
+      const bool goes_on = last != 0 && ref != 0 && index_.parent(ref) == last;
+      if (first != 0 && !goes_on) break;
+      recode_again_.pop_front();
+      if (ref == 0 || !may_gain(ref)) {
+        if (first != 0) break;
+        continue;
+      }
+      if (first == 0) first = ref;
+      last = ref;
+      nodes.push_back(index_.node(ref).id);
+      if (nodes.size() * index_.model(index_.node(ref).model).block_tokens >= kTokensAtOnce) break;
+    }
+    if (first == 0) return std::nullopt;
+    const auto profile = ProfileToRecodeWith(index_.node(first).model);
+    if (!profile) return std::nullopt;
+    task = TaskFor(first, last);
+    task.profile = *profile;
+  }
+  task.again = true;
+  for (const TrieNodeId& node : nodes) {
+    const auto row = ReadRow(task.path.tenant, node);
+    const RungRow* const exact = row.ok() ? row->FindRung(Rung::kExact) : nullptr;
+    // Gone meanwhile: what stands before it is enough of a task, or none.
+    if (exact == nullptr) break;
+    task.frames.push_back(FrameInRow(node, *row, *exact, task.path.registered->raw_frame_bytes));
+  }
+  return task.frames.empty() ? std::nullopt : std::optional(std::move(task));
 }
 
 absl::StatusOr<std::vector<TokenId>> Engine::Core::TokensOfPath(const StoredPath& path) {
@@ -245,30 +299,52 @@ absl::Status Engine::Core::AddFrames(const StoredPath& path, std::span<const Tok
 absl::Status Engine::Core::Recode(const RecodeTask& task) {
   KV_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, TokensOfPath(task.path));
   const std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow(task.frames);
-  const CodingPlan plan =
+  CodingPlan plan =
       PlanCoding(task.path, tokens, task.first_block, task.profile, *options_.recode_quality);
+  if (task.again) plan.finer_blocks.clear();
   std::vector<Quality> levels = {plan.level};
   if (!plan.finer_blocks.empty()) levels.push_back(plan.finer_level);
   for (const Quality level : levels) {
+    const bool is_finer = level != plan.level;
     PutAnnouncement put;
     put.quality = level;
-    KV_ASSIGN_OR_RETURN(const auto frames,
-                        EncodeBlocks(task, tokens, raw, plan, level, &put.references));
+    put.replaces_larger = task.again;
+    KV_ASSIGN_OR_RETURN(auto frames, EncodeBlocks(task, tokens, raw, plan, level, &put.references));
+    if (task.again) {
+      std::erase_if(frames,
+                    [](const auto& entry) { return entry.second.codec != CodecId::kReferenced; });
+    }
     AddedFrames added;
     const absl::Status status = AddFrames(task.path, tokens, frames, put, &added);
-    counters_.recoded_blocks += added.blocks;
-    counters_.recoded_raw_bytes += added.blocks * task.path.registered->geometry.raw_block_bytes();
-    counters_.recoded_bytes += added.bytes;
-    if (level != plan.level) counters_.refined_blocks += added.blocks;
+    if (task.again) {
+      counters_.recoded_again_blocks += added.blocks;
+    } else {
+      counters_.recoded_blocks += added.blocks;
+      counters_.recoded_raw_bytes +=
+          added.blocks * task.path.registered->geometry.raw_block_bytes();
+      counters_.recoded_bytes += added.bytes;
+    }
     KV_RETURN_IF_ERROR(status);
+    if (!is_finer || added.blocks == 0) continue;
+    counters_.refined_blocks += added.blocks;
+    const std::size_t room = kAgainMax - std::min(kAgainMax, recode_again_.size());
+    const auto elsewhere = std::span(plan.elsewhere).first(std::min(room, plan.elsewhere.size()));
+    recode_again_.insert(recode_again_.end(), elsewhere.begin(), elsewhere.end());
   }
   return absl::OkStatus();
 }
 
 std::size_t Engine::Core::RecodeSome() {
   absl::MutexLock one_at_a_time(&recode_mutex_);
+  const std::size_t block_count = RecodeNext();
+  recode_again_waiting_ = recode_again_.size();
+  return block_count;
+}
+
+std::size_t Engine::Core::RecodeNext() {
   if (!options_.recode_quality || codec_ == nullptr || draining_) return 0;
-  const auto task = FindRecodeTask();
+  auto task = FindRecodeTask();
+  if (!task) task = FindRecodeAgainTask();
   if (!task) return 0;
   const absl::Status status = Recode(*task);
   // These say nothing of the blocks: the store is full or drains, or the profile is on its way out.

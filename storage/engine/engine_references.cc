@@ -174,7 +174,9 @@ void Engine::Core::AddRun(const TextRun& run, std::span<const NodeRef> own_path,
     count = std::min({run.token_count - at, (block + 1) * block_tokens - token,
                       block_tokens - there % block_tokens});
     // A reference of others stays as it is.
-    if (references_.IsReferenced(index_.node(own_path[block]).id)) continue;
+    if (block < own_path.size() && references_.IsReferenced(index_.node(own_path[block]).id)) {
+      continue;
+    }
     BlockReferences& of_block = (*references)[block];
     const TrieNodeId& id = index_.node(run.nodes[there / block_tokens]).id;
     const auto known = std::find(of_block.nodes.begin(), of_block.nodes.end(), id);
@@ -227,7 +229,7 @@ void Engine::Core::SearchRuns(
   }
 }
 
-std::map<std::uint32_t, Engine::Core::BlockReferences> Engine::Core::FindReferences(
+std::map<std::uint32_t, BlockReferences> Engine::Core::FindReferences(
     const StoredPath& path, std::span<const TokenId> tokens, std::uint32_t first_block,
     Quality quality) {
   std::map<std::uint32_t, BlockReferences> references;
@@ -249,38 +251,50 @@ std::map<std::uint32_t, Engine::Core::BlockReferences> Engine::Core::FindReferen
   return references;
 }
 
-std::set<std::uint32_t> Engine::Core::FindRepeated(const StoredPath& path,
-                                                   std::span<const TokenId> tokens,
-                                                   std::uint32_t first_block,
-                                                   std::uint32_t places_min) {
+Engine::Core::RepeatedText Engine::Core::FindRepeated(const StoredPath& path,
+                                                      std::span<const TokenId> tokens,
+                                                      std::uint32_t first_block,
+                                                      std::uint32_t places_min) {
   const std::uint32_t block_tokens = path.registered->spec.block_tokens;
-  std::map<std::uint32_t, std::uint32_t> places;  // by block
+  RepeatedText repeated;
   SearchRuns(
       path, tokens, first_block, /*all_places=*/true,
       [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
         return index_.node(ref).has_frame() && !index_.node(ref).expired(NowSeconds());
       },
-      [&](std::span<const TextRun> runs, std::span<const NodeRef>) {
-        for (const TextRun& run : runs) {
-          const std::uint32_t first_whole = (run.first_token + block_tokens - 1) / block_tokens;
-          for (std::uint32_t block = first_whole; (block + 1) * block_tokens <= run.end();
-               ++block) {
-            ++places[block];
-          }
-        }
-      });
-  std::set<std::uint32_t> repeated;
-  for (const auto& [block, count] : places) {
-    if (count >= places_min) repeated.insert(block);
-  }
+      [&](std::span<const TextRun> runs, std::span<const NodeRef>)
+          ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+            // The blocks of which a run holds more than half.
+            const auto blocks_of = [block_tokens](const TextRun& run) {
+              const std::uint32_t half = block_tokens / 2;
+              return std::pair((run.first_token + block_tokens - half - 1) / block_tokens,
+                               (run.end() + block_tokens - half - 1) / block_tokens);
+            };
+            std::map<std::uint32_t, std::uint32_t> places;  // by block
+            for (const TextRun& run : runs) {
+              const auto [begin, end] = blocks_of(run);
+              for (std::uint32_t block = begin; block < end; ++block) ++places[block];
+            }
+            for (const auto& [block, count] : places) {
+              if (count >= places_min) repeated.blocks.insert(block);
+            }
+            absl::flat_hash_set<NodeRef> known;
+            for (const TextRun& run : runs) {
+              const auto [begin, end] = blocks_of(run);
+              const auto first = repeated.blocks.lower_bound(begin);
+              if (first == repeated.blocks.end() || *first >= end) continue;
+              for (const NodeRef node : run.nodes) {
+                if (known.insert(node).second) repeated.elsewhere.push_back(index_.node(node).id);
+              }
+            }
+          });
   return repeated;
 }
 
-Engine::Core::CodingPlan Engine::Core::PlanCoding(const StoredPath& path,
-                                                  std::span<const TokenId> tokens,
-                                                  std::uint32_t first_block,
-                                                  const ProfileId& profile, Quality level) {
-  CodingPlan plan{.level = level, .references = {}, .finer_blocks = {}};
+CodingPlan Engine::Core::PlanCoding(const StoredPath& path, std::span<const TokenId> tokens,
+                                    std::uint32_t first_block, const ProfileId& profile,
+                                    Quality level) {
+  CodingPlan plan{.level = level, .references = {}, .finer_blocks = {}, .elsewhere = {}};
   const auto info = profiles_->Find(profile);
   if (!info || !codec_->CodesDifferences(path.registered->spec, profile, *profiles_)) return plan;
   plan.references = FindReferences(path, tokens, first_block, level);
@@ -292,9 +306,49 @@ Engine::Core::CodingPlan Engine::Core::PlanCoding(const StoredPath& path,
   }
   if (finer == nullptr) return plan;
   plan.finer_level = finer->quality;
-  plan.finer_blocks = FindRepeated(path, tokens, first_block, kPlacesOfReferences);
+  RepeatedText repeated = FindRepeated(path, tokens, first_block, kPlacesOfReferences);
+  plan.finer_blocks = std::move(repeated.blocks);
+  plan.elsewhere = std::move(repeated.elsewhere);
   for (const auto& [block, references] : plan.references) plan.finer_blocks.erase(block);
   return plan;
+}
+
+void Engine::Core::OfferReferences(TriePutSession* session) {
+  const ModelSpec& spec = session->registered->spec;
+  if (codec_ == nullptr || session->missing_blocks.empty() || !spec.layout_tag.empty()) return;
+  StoredPath path{.tenant = session->tenant,
+                  .model = session->model,
+                  .registered = session->registered,
+                  .salt = session->salt,
+                  .extra_keys = {session->extra_keys.begin(), session->extra_keys.end()},
+                  .nodes = {}};
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (const TriePutSession::Block& block : session->blocks) {
+      if (index_.FindById(block.id) == 0) break;
+      path.nodes.push_back(block.id);
+    }
+  }
+  const ProfileId profile = profiles_->NewestFor(session->registered->codec_key);
+  CodingPlan plan =
+      PlanCoding(path, session->tokens, session->missing_blocks.front(), profile, session->quality);
+  const auto is_not_missing = [session](std::uint32_t block) {
+    return !std::binary_search(session->missing_blocks.begin(), session->missing_blocks.end(),
+                               block);
+  };
+  std::erase_if(plan.references, [&](const auto& entry) { return is_not_missing(entry.first); });
+  std::erase_if(plan.finer_blocks, is_not_missing);
+
+  std::vector<OfferedReference> offered = *session->references;
+  absl::flat_hash_set<TrieNodeId> known;
+  for (const auto& [block, references] : plan.references) {
+    for (const TrieNodeId& node : references.nodes) {
+      if (!known.insert(node).second) continue;
+      offered.push_back({node, Rung::kCoded, LocationOn(node, Rung::kCoded)});
+    }
+  }
+  session->references = std::make_shared<const std::vector<OfferedReference>>(std::move(offered));
+  session->coding_plan = std::move(plan);
 }
 
 std::map<TrieNodeId, Engine::Core::LoadedReference> Engine::Core::LoadReferences(

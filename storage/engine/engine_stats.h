@@ -69,6 +69,7 @@ struct EngineStats {
   std::uint64_t recoded_bytes_total = 0;         // of the coded frames
   std::uint64_t recode_failed_blocks_total = 0;  // could not be, and are not tried again
   std::uint64_t refined_blocks_total = 0;  // of recoded ones: finer, to be references of others
+  std::uint64_t recoded_again_blocks_total = 0;  // had been coded alone before their reference came
 
   // Now.
   std::uint64_t model_count = 0;
@@ -98,7 +99,8 @@ struct EngineStats {
   std::uint64_t reference_count = 0;  // pairs of a block and one that it was coded against
   std::uint64_t pin_count = 0;
   std::uint64_t pinned_bytes = 0;
-  std::uint64_t recode_waiting_blocks = 0;  // exact ones without a coded frame, 0 while it is off
+  // Exact ones without a coded frame, and those with one that may get a smaller; 0 while it is off.
+  std::uint64_t recode_waiting_blocks = 0;
   std::uint64_t pending_free_bytes = 0;     // unlinked, not given back yet
   std::uint64_t io_queue_length = 0;
   std::uint64_t decode_queue_length = 0;

@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -14,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/codec/frame.h"
+#include "storage/codec/reference_table.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/path.h"
 #include "storage/kv/quality.h"
@@ -28,6 +31,23 @@ struct OfferedReference {
   Rung rung = Rung::kCoded;
   // Where the frame lies whose KV it was. None: as it is when the put begins.
   PayloadLocation at = {};
+};
+
+// What of a block stands elsewhere too, in frames that it may be coded against.
+struct BlockReferences {
+  std::vector<TrieNodeId> nodes;
+  std::vector<ReferenceRun> runs;  // into `nodes`; ascending, apart from each other
+};
+
+// How blocks of a path are best coded at a level.
+struct CodingPlan {
+  Quality level = Quality::kHigh;
+  std::map<std::uint32_t, BlockReferences> references;  // by block
+  // Blocks whose text stands in several places, and in none that they could be coded against: coded
+  // finer, they are the references of what comes.
+  std::set<std::uint32_t> finer_blocks;
+  Quality finer_level = Quality::kNearExact;
+  std::vector<TrieNodeId> elsewhere;  // blocks that hold text of finer_blocks, in order of paths
 };
 
 // What a client wants to store: a path, and how it came about (cache.proto, PutAnnounce).
@@ -49,6 +69,11 @@ struct PutAnnouncement {
   // Frames that those that come may be coded against. They are not evicted while the put lasts; a
   // block that was coded against one that is another frame by then fails.
   std::vector<OfferedReference> references = {};
+  // Replaces coded frames of this very quality where what comes is smaller. For the engine's own
+  // use.
+  bool replaces_larger = false;
+  // Offers those that there are, beside these: PutSession::coding_plan says which.
+  bool want_references = false;
   // Replaces a coded frame that was coded against others, by one that is served at no more than
   // this. For the engine's own use.
   std::optional<Quality> detaches_at = {};
@@ -102,6 +127,9 @@ class PutSession {
   virtual std::uint32_t block_count() const = 0;
   virtual std::uint32_t ignored_tail_tokens() const = 0;
   virtual std::uint64_t raw_block_bytes() const = 0;
+
+  // How the missing blocks are best coded, with PutAnnouncement::want_references.
+  virtual const CodingPlan& coding_plan() const = 0;
 
   // True: already stored, nothing to send.
   virtual bool IsStored(std::uint32_t block_index, TrieNodeId* node) const = 0;

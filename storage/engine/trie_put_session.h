@@ -66,8 +66,10 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   Quality lossy_quality = Quality::kExact;  // at which the prefix was restored
   bool beside_exact = false;
   bool only_existing = false;
+  bool replaces_larger = false;
   std::optional<Quality> detaches_at;
   std::shared_ptr<const std::vector<OfferedReference>> references;
+  CodingPlan coding_plan;
   bool durable = false;
   std::uint32_t expires_seconds = 0;
   std::uint32_t priority = 0;

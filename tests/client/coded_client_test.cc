@@ -639,5 +639,113 @@ TEST_F(MemberClientTest, WhatWasKeptOfYesterdayIsFetchedAnew) {
   EXPECT_GT(reader->stats().reference_misses, misses);
 }
 
+// Clients code against what the server names, at once.
+class PutReferencesTest : public ::testing::Test {
+ protected:
+  static constexpr std::uint32_t kSessionBlocks = 12;
+
+  PutReferencesTest()
+      : spec_(SectionedSpec()),
+        profile_(ProfileBytes(WithDifferences(PlainProfile(spec_), spec_))) {
+    writer_ = Connect(Coding::kInProcess);
+    EXPECT_TRUE(writer_->PutProfile(profile_).ok());
+    writer_ = Connect(Coding::kInProcess);
+    const SyntheticText other = MakeText(spec_, 16 * kSessionBlocks, 100);
+    for (std::uint32_t i = 0; i < 5; ++i) {
+      texts_.push_back(ShareTokens(spec_, other, 0, 16 * kSessionBlocks - 48, 16 + 5 * i,
+                                   16 * kSessionBlocks, i, 0.05f));
+    }
+  }
+
+  std::unique_ptr<Client> Connect(Coding coding) {
+    ClientOptions options;
+    options.targets = {server_.listen};
+    options.lane = Lane::kGrpc;
+    options.coding = coding;
+    options.coding_threads = 2;
+    auto client = Client::Create(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    model_ = (*client)->RegisterModel(spec_)->id;
+    return *std::move(client);
+  }
+
+  PutReport Put(const SyntheticText& text, Quality quality, bool use_references = true) {
+    std::vector<std::vector<std::byte>> raw;
+    for (std::uint32_t block = 0; block < kSessionBlocks; ++block) {
+      raw.push_back(CutBlock(spec_, text, 16 * block));
+    }
+    const std::vector<std::span<const std::byte>> blocks(raw.begin(), raw.end());
+    PutPath path;
+    path.path.model = model_;
+    path.path.tokens = text.tokens;
+    path.blocks = blocks;
+    path.quality = quality;
+    path.use_references = use_references;
+    PutReport report = writer_->Put({&path, 1})[0];
+    EXPECT_TRUE(report.all_stored()) << report.blocks[0].status;
+    return report;
+  }
+  static std::size_t Count(const PutReport& report, CodecId codec, Quality quality) {
+    return static_cast<std::size_t>(std::count_if(
+        report.blocks.begin(), report.blocks.end(),
+        [&](const auto& block) { return block.codec == codec && block.quality == quality; }));
+  }
+  // The same from a client that decodes and from the server.
+  void ExpectReadable(const SyntheticText& text) {
+    std::vector<std::vector<std::byte>> first;
+    for (const Coding coding : {Coding::kServer, Coding::kInProcess}) {
+      const auto reader = Connect(coding);
+      const auto found = reader->Lookup(model_, text.tokens, {.min_quality = Quality::kSmall});
+      ASSERT_TRUE(found.ok()) << found.status();
+      ASSERT_EQ(found->matched_blocks(), kSessionBlocks);
+      std::vector<std::vector<std::byte>> raw(
+          kSessionBlocks, std::vector<std::byte>(KvGeometry(spec_).raw_block_bytes()));
+      std::vector<FetchTarget> targets;
+      for (std::uint32_t i = 0; i < kSessionBlocks; ++i) {
+        targets.push_back({*TrieNodeId::FromBytes(found->blocks(0).node_ids().substr(16 * i, 16)),
+                           raw[i], std::span(text.tokens).subspan(16 * i, 16), 16 * i});
+      }
+      EXPECT_TRUE(reader->Fetch(model_, targets, {.min_quality = Quality::kSmall}).all_loaded());
+      if (first.empty()) first = raw;
+      EXPECT_EQ(raw, first);
+    }
+  }
+
+  const ModelSpec spec_;
+  const std::vector<std::byte> profile_;
+  ServerProcess server_;
+  ModelId model_;
+  std::unique_ptr<Client> writer_;
+  std::vector<SyntheticText> texts_;
+};
+
+TEST_F(PutReferencesTest, BlocksAreCodedAgainstWhatIsStoredFiner) {
+  Put(texts_[0], Quality::kHigh);
+  const PutReport alone = Put(texts_[1], Quality::kSmall, /*use_references=*/false);
+  EXPECT_EQ(Count(alone, CodecId::kReferenced, Quality::kSmall), 0u);
+  const PutReport report = Put(texts_[2], Quality::kSmall);
+  EXPECT_GE(Count(report, CodecId::kReferenced, Quality::kSmall), kSessionBlocks - 4);
+  EXPECT_GT(writer_->stats().reference_misses, 0u);
+  const std::uint64_t misses = writer_->stats().reference_misses;
+  const PutReport next = Put(texts_[3], Quality::kSmall);
+  EXPECT_GE(Count(next, CodecId::kReferenced, Quality::kSmall), kSessionBlocks - 4);
+  EXPECT_EQ(writer_->stats().reference_misses, misses);
+  for (const SyntheticText& text : {texts_[2], texts_[3]}) ExpectReadable(text);
+}
+
+TEST_F(PutReferencesTest, TheThirdOfTheSameTextIsFinerAndThoseBehindItAreCodedAgainstIt) {
+  for (const std::size_t i : {0, 1}) {
+    const PutReport report = Put(texts_[i], Quality::kSmall);
+    EXPECT_EQ(Count(report, CodecId::kResidual, Quality::kSmall), kSessionBlocks) << i;
+  }
+  const PutReport third = Put(texts_[2], Quality::kSmall);
+  EXPECT_GE(Count(third, CodecId::kResidual, Quality::kHigh), kSessionBlocks - 5);
+  for (const std::size_t i : {3, 4}) {
+    const PutReport report = Put(texts_[i], Quality::kSmall);
+    EXPECT_GE(Count(report, CodecId::kReferenced, Quality::kSmall), kSessionBlocks - 6) << i;
+    ExpectReadable(texts_[i]);
+  }
+}
+
 }  // namespace
 }  // namespace kvtrie

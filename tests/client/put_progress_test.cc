@@ -210,5 +210,50 @@ TEST(PutChunkBytesTest, NoChunkSpansTwoLayersOrIsOverAMebibyte) {
   EXPECT_THAT(PutChunkBytes(KvGeometry(large)), ElementsAre(1 << 20, 1 << 20, 360'448));
 }
 
+// A codec that codes without loss, since there is no profile; which frames use references is the
+// encoder's own test.
+class PutReferencesTest : public PutProgressTest {
+ protected:
+  PutReferencesTest() {
+    path_.quality = Quality::kHigh;
+    path_.use_references = true;
+  }
+  PutProgress Make(bool with_source = true) {
+    PathEncoder::ReferencesOf source;
+    if (with_source) source = [](std::span<const TrieNodeId>) { return DecodedReferences(); };
+    return PutProgress(path_, geometry_, std::make_shared<FrameCodec>(Spec(2, 2), nullptr), 1,
+                       source);
+  }
+};
+
+TEST_F(PutReferencesTest, TheServerIsAskedWhereTheyCanBeUsed) {
+  EXPECT_TRUE(Make().Announce(1).want_references());
+  EXPECT_FALSE(Make(/*with_source=*/false).Announce(1).want_references());
+  path_.eager = true;
+  EXPECT_FALSE(Make().Announce(1).want_references());
+  path_.eager = false;
+  path_.quality = Quality::kExact;
+  EXPECT_FALSE(Make().Announce(1).want_references());
+  path_.quality = Quality::kHigh;
+  path_.use_references = false;
+  EXPECT_FALSE(Make().Announce(1).want_references());
+}
+
+TEST_F(PutReferencesTest, AFailureThatHasNothingToDoWithThemStands) {
+  PutProgress put = Make();
+  put.Announce(1);
+  put.Accept(Plan({0, 1, 2}));
+  while (!put.to_send().empty()) {
+    EXPECT_FALSE(put.SendingBytes().empty());
+    put.to_send().pop_front();
+  }
+  constexpr std::uint32_t kFailedPrecondition = 9;
+  for (const std::uint32_t block : {0u, 1u, 2u}) put.Accept(Ack(block, kFailedPrecondition));
+  put.Accept(v1::PutDone());
+  EXPECT_FALSE(put.blocks_to_retry());
+  ASSERT_TRUE(put.done());
+  EXPECT_TRUE(absl::IsFailedPrecondition(put.TakeReport().blocks[0].status));
+}
+
 }  // namespace
 }  // namespace kvtrie

@@ -173,6 +173,16 @@ TEST(RequestChecksTest, Announce) {
           a.set_quality(v1::QUALITY_EXACT);
         }},
        {"encoding", [](auto& a) { a.set_encoding(static_cast<v1::Encoding>(99)); }},
+       {"want_references",
+        [](auto& a) {
+          a.set_want_references(true);
+          a.set_quality(v1::QUALITY_HIGH);
+        }},
+       {"want_references",
+        [](auto& a) {
+          a.set_want_references(true);
+          a.set_encoding(v1::ENCODING_FRAME);
+        }},
        {"priority", [](auto& a) { a.set_priority(16); }}});
   for (const auto& bad : BadPrefixes()) {
     SCOPED_TRACE(bad.field);

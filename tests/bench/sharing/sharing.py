@@ -7,9 +7,9 @@ The sessions of workload.json, with a real model's KV, go into real servers, in 
   + codec            the server codes blocks at level high, and drops the exact ones
   + references       the same, with a profile that codes the same text under another prefix as a difference
 
-Bytes are of frames and of metadata on the disk. The profile is stored once per model, and told apart. Some of the
-longest sessions are restored from each server up to their last answer, and the model's distributions over that
-answer are compared with those on the exact cache: mean KL, in nat.
+Bytes are of frames and of metadata on the disk. The profile is stored once per model, and told apart. The longest
+sessions of each group are restored from each server, and the model's distributions over a text behind them are
+compared with those on the exact cache: mean KL, in nat.
 
 The last rows try the paper's d_T (arXiv:2604.15356): one session is stored whole, each later one without the blocks
 that it has in common with the nearest of those before. Read as a similarity, the nearest shares most, which is what
@@ -78,13 +78,17 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What came of one server. block_bytes: of each session, as long as readers at level high would read them.
-    fine_blocks: of those, coded to be references. kl: of each judged token."""
+    """What came of one server. block_bytes: of each session's blocks, as readers at level high get them.
+    fine_blocks: that were coded to be references. kl: of each token behind each judged session."""
 
     points: list[Point]
     block_bytes: dict[str, tuple[int, ...]]
     fine_blocks: int
-    kl: np.ndarray
+    kl: dict[str, np.ndarray]
+
+    @property
+    def mean_kl(self) -> float:
+        return float(np.concatenate(list(self.kl.values())).mean()) if self.kl else 0.0
 
 
 class Server:
@@ -188,8 +192,8 @@ def store(name: str, waves: Sequence[Sequence[Upload]], profile: pathlib.Path | 
                                 sum(upload.token_count for upload in reached.values()), server.stored_bytes()))
         progress.finish()
         block_bytes = {upload.session.name: server.block_bytes(upload.session) for upload in reached.values()}
-        kl = [judge_restored(session, kv, server.restore) for session in judged] if profile is not None else []
-    return Stored(points, block_bytes, fine_blocks, np.concatenate(kl) if kl else np.zeros(1))
+        kl = {session.name: judge_restored(session, kv, server.restore) for session in judged} if profile else {}
+    return Stored(points, block_bytes, fine_blocks, kl)
 
 
 def turns_of(upload: Upload) -> int:
@@ -198,12 +202,11 @@ def turns_of(upload: Upload) -> int:
 
 def judge_restored(session: workload.Session, kv: workload_kv.WorkloadKv,
                    restore: Callable[[Sequence[int]], np.ndarray]) -> np.ndarray:
-    """KL over the last answer, and what lies between it and the last whole block before it."""
-    begin = session.turns[-1].answer // BLOCK_TOKENS * BLOCK_TOKENS
-    answer = session.token_ids[begin:session.turns[-1].end]
-    exact = judge.continuation(workers.model(), kv.kv(session)[:, :, :begin], answer)
-    return judge.diverge(exact, judge.continuation(workers.model(), restore(session.token_ids[:begin]), answer),
-                         answer).kl
+    """KL over what might come behind the session, computed on all of its whole blocks."""
+    begin = len(session.token_ids) // BLOCK_TOKENS * BLOCK_TOKENS
+    rest = (*session.token_ids[begin:], *session.continuation)
+    exact = judge.continuation(workers.model(), kv.kv(session)[:, :, :begin], rest)
+    return judge.diverge(exact, judge.continuation(workers.model(), restore(session.token_ids[:begin]), rest), rest).kl
 
 
 def by_arrival(of: workload.Workload) -> list[list[Upload]]:
@@ -272,7 +275,7 @@ def rows(of: workload.Workload, stored: dict[str, Stored]) -> list[dict]:
     bytes_raw = block_bytes * sum(len(session.token_ids) // BLOCK_TOKENS for session in of.sessions)
     taken = {NO_SHARING: (bytes_raw, 0.0)}
     for name, result in stored.items():
-        taken[name] = (result.points[-1].bytes_stored, float(result.kl.mean()))
+        taken[name] = (result.points[-1].bytes_stored, result.mean_kl)
     for name, is_distance in ((D_T_SIMILARITY, False), (D_T_DISTANCE, True)):
         taken[name] = (block_bytes * nearest_blocks(of.sessions, is_distance), 0.0)
     prefix = taken[PREFIX][0] if PREFIX in taken else None
@@ -291,6 +294,19 @@ def table(found: Sequence[dict]) -> str:
     for row in found:
         lines.append(f"{row['name']:30}{row['bytes_raw'] / 1e6:10,.0f}{row['bytes_stored'] / 1e6:11,.1f}{row['ratio']:8.1f}"
                      f"{row['over_prefix_sharing']:13.1f}{row['kl']:10.4f}")
+    return "\n".join(lines)
+
+
+def kl_table(of: workload.Workload, stored: dict[str, Stored]) -> str:
+    """Mean KL by the domain of the text, over the judged sessions."""
+    domains = {session.name: session.domain for session in of.sessions}
+    lines = [f"{'mean KL':30}" + "".join(f"{domain:>10}" for domain in dict.fromkeys(sorted(domains.values())))]
+    for way, result in stored.items():
+        of_domain = {}
+        for name, kl in result.kl.items():
+            of_domain.setdefault(domains[name], []).append(kl)
+        lines.append(f"{way:30}" + "".join(f"{np.concatenate(of_domain[domain]).mean():10.4f}"
+                                           for domain in sorted(of_domain)))
     return "\n".join(lines)
 
 
@@ -343,7 +359,8 @@ def main() -> int:
         print(f"\n{again.documents} times a document was coded against another prefix's: "
               f"{again.bytes_again / again.bytes_alone:.3f} of what it takes alone; "
               f"{stored[REFERENCES].fine_blocks} blocks were coded finer for it")
-    print(f"The profile, once for the model and not in the table: {profile_bytes / 1e6:.1f} MB")
+    print("\n" + kl_table(of, {way: stored[way] for way in (CODEC, REFERENCES)}))
+    print(f"\nThe profile, once for the model and not in the table: {profile_bytes / 1e6:.1f} MB")
     points = {way: result.points for way, result in stored.items()}
     print("\n" + growth_table("KB per session, as sessions come", "sessions", points))
     print("\n" + growth_table("KB per session, as turns come", "turns", turns))

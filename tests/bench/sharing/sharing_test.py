@@ -13,7 +13,7 @@ import workload_kv
 
 def _session(name, token_ids, shared_tokens=32, documents=(), turns=None) -> workload.Session:
     turns = turns or (workload.Turn(len(token_ids) - 16, len(token_ids)),)
-    return workload.Session(name, 0, "prose", tuple(token_ids), turns, tuple(documents), 32, shared_tokens, "group-0")
+    return workload.Session(name, 0, "prose", tuple(token_ids), turns, tuple(documents), 32, shared_tokens, "group-0", ())
 
 
 _SYSTEM = list(range(100, 132))
@@ -40,7 +40,7 @@ def test_uploads_by_turn_are_each_session_up_to_it():
 
 
 def _stored(block_bytes) -> sharing.Stored:
-    return sharing.Stored([sharing.Point(2, 1, 160, 5000)], block_bytes, 0, np.array([0.25, 0.75]))
+    return sharing.Stored([sharing.Point(2, 1, 160, 5000)], block_bytes, 0, {"a": np.array([0.25, 0.75])})
 
 
 def test_documents_that_were_coded_against_others_are_counted_once_each():

@@ -35,7 +35,7 @@ class Turn:
 @dataclasses.dataclass(frozen=True)
 class Session:
     """documents: [begin, end) of each, with its number. shared_tokens: the system prompt, and a document that follows
-    it at once; `prefix_name` names them."""
+    it at once; `prefix_name` names them. continuation: what might come behind all of it; not stored."""
 
     name: str
     group: int
@@ -46,6 +46,7 @@ class Session:
     system_tokens: int
     shared_tokens: int
     prefix_name: str
+    continuation: tuple[int, ...]
 
     @property
     def private_tokens(self) -> int:
@@ -98,6 +99,10 @@ def make(tokenizer: smollm2_tokenizer.SmolLM2Tokenizer, quick: bool = False) -> 
         longest = sorted(made, key=lambda session: (-len(session.turns), session.name))
         judged += [session.name for session in longest[:1 if quick else spec["judged_sessions_per_group"]]]
         sessions += made
+    user = tokenizer.encode("<|im_start|>user\n")
+    sessions = [dataclasses.replace(session, continuation=(
+        *user, *texts[session.domain].take(spec["continuation_tokens"]))) if session.name in judged else session
+        for session in sessions]
     rng.shuffle(sessions)
     return Workload(tuple(sessions), documents, tuple(judged))
 
@@ -153,7 +158,7 @@ def _session(tokenizer, rng, texts, spec, group, domain, index, system, document
         token_ids += texts.take(rng.randint(*spec["answer_tokens"])) + end
         turns.append(Turn(answer, len(token_ids)))
     return Session(f"session-{group}-{index:03}", group, domain, tuple(token_ids), tuple(turns), tuple(used), len(system),
-                   shared_tokens, prefix_name)
+                   shared_tokens, prefix_name, ())
 
 
 def trie_blocks(paths: Iterator[tuple[int, ...]], block_tokens: int) -> int:

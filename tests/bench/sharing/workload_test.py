@@ -62,6 +62,8 @@ def test_turns_and_prefixes_lie_where_they_are_said_to(made):
         assert by_name.setdefault(session.prefix_name, prefix) == prefix
     assert set(made.judged) <= {session.name for session in made.sessions}
     assert len(made.judged) == 24
+    continued = {session.name for session in made.sessions if session.continuation}
+    assert continued == set(made.judged)
 
 
 def test_the_same_specification_gives_the_same_sessions(made):

@@ -275,6 +275,43 @@ TEST_F(EngineRecodeTest, TextThatStandsInTwoPlacesIsNotWorthAReference) {
   ExpectSound();
 }
 
+TEST_F(EngineRecodeTest, WhatWasCodedAloneIsCodedAgainstAReferenceThatCameLater) {
+  OpenWithProfile();
+  const auto document = SessionTokens(7, 10 * kTestBlockTokens);
+  std::vector<std::vector<TokenId>> sessions;
+  for (std::uint64_t i = 1; i <= 4; ++i) {
+    sessions.push_back(SessionTokens(i, 2 * kTestBlockTokens));
+    sessions.back().insert(sessions.back().end(), document.begin(), document.end());
+    MustPut(sessions.back());
+    if (i == 1) {
+      // Without its exact frame, nothing better can be made of it.
+      RecodeAll();
+      ASSERT_TRUE(engine_
+                      ->SetRetention(tenant_, SelectionOf(PathOf(sessions[0])),
+                                     {.quality = Quality::kHigh})
+                      .ok());
+    }
+    RecodeAll();
+    EXPECT_EQ(engine_->Stats().recode_waiting_blocks, 0u);
+  }
+  std::vector<std::uint32_t> members;
+  for (const auto& tokens : sessions) {
+    const auto frames = FramesAt(PathOf(tokens), Quality::kHigh);
+    members.push_back(CountCoded(frames, CodecId::kReferenced, Quality::kHigh));
+    for (std::uint32_t block = 0; block < 12; ++block) {
+      const auto raw = RawBytes(*frames[block]);
+      ASSERT_TRUE(raw.ok()) << raw.status();
+      EXPECT_EQ(*raw, DecodedBytes(PathOf(tokens), block, Residual(frames[block]->quality)));
+    }
+  }
+  EXPECT_EQ(members, (std::vector<std::uint32_t>{0, 10, 0, 10}));
+  EXPECT_EQ(engine_->Stats().recoded_again_blocks_total, 10u);
+  EXPECT_EQ(ExpectOwnBytes(sessions[1]), 12u);  // exact ones are still there
+  ExpectSound();
+  Reopen();
+  ExpectSound();
+}
+
 TEST_F(EngineRecodeTest, WithoutDifferencesInTheProfileThereAreNoReferences) {
   fake_codec_->codes_differences = false;
   OpenWithProfile();

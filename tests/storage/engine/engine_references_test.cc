@@ -141,6 +141,55 @@ TEST_F(EngineReferencesTest, AReferenceThatBecameAnotherFrameMeanwhileIsRefused)
   ExpectSound();
 }
 
+TEST_F(EngineReferencesTest, APutIsToldWhatItsBlocksCanBeCodedAgainst) {
+  OpenWithProfile();
+  const auto document = SessionTokens(7, 4 * kTestBlockTokens);
+  const auto session = [&](std::uint64_t seed, std::size_t before) {
+    auto tokens = SessionTokens(seed, before);
+    tokens.insert(tokens.end(), document.begin(), document.end());
+    return tokens;
+  };
+  const auto begin = [&](const std::vector<TokenId>& tokens, bool want = true) {
+    PutAnnouncement put;
+    put.path = PathOf(tokens);
+    put.quality = Quality::kHigh;
+    put.want_references = want;
+    auto begun = engine_->BeginPut(tenant_, put);
+    EXPECT_TRUE(begun.ok()) << begun.status();
+    return *std::move(begun);
+  };
+  const auto first = session(1, kTestBlockTokens);
+  MustPutFrames(PathOf(first), Fine());
+  const auto second = session(2, kTestBlockTokens + 5);
+  EXPECT_TRUE(begin(second, /*want=*/false)->coding_plan().references.empty());
+  {
+    const auto put = begin(second);
+    const CodingPlan& plan = put->coding_plan();
+    const auto nodes = NodesOf(LookupAt(PathOf(first), Quality::kHigh));
+    ASSERT_EQ(plan.references.size(), 4u);  // the last 5 tokens fill no block
+    EXPECT_TRUE(plan.finer_blocks.empty());
+    const BlockReferences& of_third = plan.references.at(2);
+    EXPECT_THAT(of_third.nodes, testing::ElementsAre(nodes[1], nodes[2]));
+    EXPECT_THAT(of_third.runs, testing::ElementsAre(ReferenceRun{0, 5, 0, kTestBlockTokens - 5},
+                                                    ReferenceRun{5, kTestBlockTokens - 5, 1, 0}));
+    // They are not evicted before it ends.
+    EXPECT_EQ(engine_->Stats().open_puts, 1u);
+  }
+  AwaitNoOpenPuts();
+
+  // Where the text stands twice, at no more than the level: the third copy is to be finer.
+  Selection all;
+  all.all = true;
+  ASSERT_TRUE(engine_->Delete(tenant_, all).ok());
+  for (const std::uint64_t seed : {1, 2}) {
+    MustPutFrames(PathOf(session(seed, kTestBlockTokens)), Residual(Quality::kHigh));
+  }
+  const auto put = begin(session(3, kTestBlockTokens));
+  EXPECT_TRUE(put->coding_plan().references.empty());
+  EXPECT_EQ(put->coding_plan().finer_level, Quality::kNearExact);
+  EXPECT_THAT(put->coding_plan().finer_blocks, testing::ElementsAre(1, 2, 3, 4));
+}
+
 TEST_F(EngineReferencesTest, ThereAreNoChains) {
   OpenAndPut();
   // A third copy, against the member.
