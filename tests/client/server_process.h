@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "storage/base/check.h"
@@ -23,7 +24,8 @@ namespace kvtrie {
 // free. Ended by its pid.
 class ServerProcess {
  public:
-  ServerProcess() {
+  // `settings`: more flags of the server.
+  explicit ServerProcess(std::vector<std::string> settings = {}) : settings_(std::move(settings)) {
     char name[] = "/tmp/kvtrie-client-test-XXXXXX";
     KV_CHECK(mkdtemp(name) != nullptr);
     folder_ = name;
@@ -48,10 +50,15 @@ class ServerProcess {
       unsetenv("KVTRIE_SERVER");
       unsetenv("KVTRIE_ADMIN_SERVER");
       const std::string data = folder_ + "/store";
-      execl(KVTRIE_SERVER_PROGRAM, "kvtrie-server", "--data_dir", data.c_str(), "--listen",
-            listen.c_str(), "--admin_listen", admin.c_str(), "--http_listen", "127.0.0.1:0",
-            "--ready_file", ready_file.c_str(), "--log_level", "warn", "--noprefault_memory",
-            nullptr);
+      std::vector<std::string> arguments = {
+          "kvtrie-server", "--data_dir",    data,          "--listen",     listen,
+          "--admin_listen", admin,          "--http_listen", "127.0.0.1:0", "--ready_file",
+          ready_file,      "--log_level",   "warn",        "--noprefault_memory"};
+      arguments.insert(arguments.end(), settings_.begin(), settings_.end());
+      std::vector<char*> texts;
+      for (std::string& argument : arguments) texts.push_back(argument.data());
+      texts.push_back(nullptr);
+      execv(KVTRIE_SERVER_PROGRAM, texts.data());
       _exit(127);
     }
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -105,6 +112,7 @@ class ServerProcess {
     return "/proc/" + std::to_string(pid_) + "/" + name;
   }
 
+  const std::vector<std::string> settings_;
   std::string folder_;
   pid_t pid_ = 0;
 };

@@ -3,13 +3,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/storage/codec/kernel_sets.h"
-#include "tests/storage/codec/test_random.h"
 
 namespace kvtrie {
 namespace {
