@@ -541,10 +541,11 @@ absl::StatusOr<RunsReport> Client::FetchRuns(const ModelId& model, const v1::Loo
     memory.resize(std::max(memory.size(), batch.size() * block_bytes));
     std::vector<FetchTarget> targets;
     for (const std::size_t i : batch) {
-      targets.push_back({.node = sources[i].node,
-                         .raw = std::span(memory).subspan(targets.size() * block_bytes, block_bytes),
-                         .tokens = sources[i].tokens,
-                         .first_position = sources[i].first_position});
+      targets.push_back(
+          {.node = sources[i].node,
+           .raw = std::span(memory).subspan(targets.size() * block_bytes, block_bytes),
+           .tokens = sources[i].tokens,
+           .first_position = sources[i].first_position});
     }
     FetchOptions fetch;
     fetch.min_quality = options.min_quality;

@@ -29,7 +29,7 @@ struct FetchRunsOptions {
   // The first tokens of each run are left out, for the caller to compute: what they are depends
   // most on the text before. 0 to kSkipTokensMax; QUALITY.md has what that changes.
   std::uint32_t skip_tokens = 16;
-  LeaseId release_lease{};  // dropped by the server when the last block was read
+  LeaseId release_lease{};               // dropped by the server when the last block was read
   std::chrono::milliseconds timeout{0};  // zero: the client's default
 };
 

@@ -20,14 +20,15 @@ absl::Status CheckRun(const v1::ReusableRun& run, std::uint64_t end_before,
         "tokens ", first, " and ", run.token_count(),
         " more: runs ascend, apart from each other, within the ", token_count, " of the target"));
   }
-  if (run.node_offset() >= block_tokens || run.first_position() % block_tokens != run.node_offset()) {
+  if (run.node_offset() >= block_tokens ||
+      run.first_position() % block_tokens != run.node_offset()) {
     return absl::InvalidArgumentError(absl::StrCat("node_offset: ", run.node_offset(),
                                                    " is not where position ", run.first_position(),
                                                    " lies in a block of ", block_tokens));
   }
   if (run.node_ids().size() != blocks * TrieNodeId::kBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("node_ids: ", run.node_ids().size(),
-                                                   " bytes; its tokens lie in ", blocks, " blocks"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node_ids: ", run.node_ids().size(), " bytes; its tokens lie in ", blocks, " blocks"));
   }
   return absl::OkStatus();
 }
@@ -79,8 +80,8 @@ absl::StatusOr<RunCopies> RunCopies::Plan(
       if (begin >= stop) continue;
       Source source;
       source.run = static_cast<std::size_t>(i);
-      source.node = *TrieNodeId::FromBytes(std::string_view(run.node_ids())
-                                               .substr(block * TrieNodeId::kBytes, TrieNodeId::kBytes));
+      source.node = *TrieNodeId::FromBytes(
+          std::string_view(run.node_ids()).substr(block * TrieNodeId::kBytes, TrieNodeId::kBytes));
       if (block_begin >= run.first_token() && block_end <= static_cast<std::int64_t>(end)) {
         source.tokens = target.tokens.subspan(static_cast<std::size_t>(block_begin), block_tokens);
       }
@@ -101,7 +102,8 @@ absl::StatusOr<RunCopies> RunCopies::Plan(
 
 std::span<std::byte> RunCopies::MemoryOf(std::uint32_t token) const {
   const std::uint32_t block = token / block_tokens_;
-  if (block < target_.first_block || block - target_.first_block >= target_.blocks.size()) return {};
+  if (block < target_.first_block || block - target_.first_block >= target_.blocks.size())
+    return {};
   return target_.blocks[block - target_.first_block];
 }
 
@@ -120,8 +122,8 @@ void RunCopies::Take(std::size_t source, const FetchedBlock& fetched,
     count = std::min(from.token_count - done, block_tokens_ - token % block_tokens_);
     const std::span<std::byte> to = MemoryOf(token);
     if (to.empty()) continue;
-    const std::vector<std::uint32_t> left_out = shifts_[from.run].Copy(
-        raw, from.offset + done, to, token % block_tokens_, count);
+    const std::vector<std::uint32_t> left_out =
+        shifts_[from.run].Copy(raw, from.offset + done, to, token % block_tokens_, count);
     for (std::uint32_t i = 0; i < count; ++i) {
       if (std::binary_search(left_out.begin(), left_out.end(), i)) continue;
       report_.reused[token + i] = true;

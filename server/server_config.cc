@@ -355,7 +355,8 @@ class ConfigBuilder {
       for (const absl::string_view tenant : absl::StrSplit(who, ',')) {
         TenantId id;
         if (!absl::SimpleAtoi(tenant, &id.value) || id.value == 0) {
-          Fail("text_reuse", absl::StrCat("\"", who, "\" is not off, all, or tenant numbers from 1 "
+          Fail("text_reuse", absl::StrCat("\"", who,
+                                          "\" is not off, all, or tenant numbers from 1 "
                                           "on with commas between them"));
         }
         policy->tenants.push_back(id);

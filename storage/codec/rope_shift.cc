@@ -24,7 +24,8 @@ absl::Status RopeShift::Check(const ModelSpec& spec) {
   };
   if (!spec.layout_tag.empty()) return refuse("layout_tag: only the engine knows this layout");
   if (spec.rope.pairing == RopePairing::kNone) return absl::OkStatus();
-  if (!spec.rope.scaling.empty()) return refuse("rope.scaling: what it does to angles is not known");
+  if (!spec.rope.scaling.empty())
+    return refuse("rope.scaling: what it does to angles is not known");
   if (!(spec.rope.theta > 0)) return refuse("rope.theta: not given");
   if (spec.dtype == DType::kInt8 || spec.dtype == DType::kUint8) {
     return refuse("dtype: integers are numbers only with scales, which are not known");
@@ -58,8 +59,8 @@ std::vector<std::uint32_t> RopeShift::Copy(std::span<const std::byte> from,
     for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
       const std::size_t components = geometry_.row_components(layer, kind);
       const std::size_t row_bytes = components * DTypeBytes(geometry_.dtype());
-      const std::byte* source = from.data() + geometry_.kind_begin(layer, kind) +
-                                from_token * row_bytes;
+      const std::byte* source =
+          from.data() + geometry_.kind_begin(layer, kind) + from_token * row_bytes;
       std::byte* target = to.data() + geometry_.kind_begin(layer, kind) + to_token * row_bytes;
       if (kind == KvKind::kV || is_still_) {
         if (row_bytes > 0) std::memcpy(target, source, count * row_bytes);

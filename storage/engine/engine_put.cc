@@ -188,11 +188,14 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     KV_ASSIGN_OR_RETURN(session->slot, FindRegistered(tenant, put.path.model));
     session->registered = models_.find(session->slot)->second;
   }
-  if (put.first_reused_block &&
-      options_.text_reuse.Forbids(tenant, put.path.model, session->registered->spec)) {
-    return absl::FailedPreconditionError(
-        "first_reused_block: this server forbids text reuse for this tenant or model (--text_reuse, "
-        "--text_reuse_forbidden_models); put only what was computed on exact KV");
+  if (put.first_reused_block) {
+    // Who cannot be offered any here may have made it by other means.
+    const auto why = options_.text_reuse.Forbids(tenant, put.path.model, session->registered->spec);
+    if (why && *why != TextReuseForbidden::kPositions) {
+      return absl::FailedPreconditionError(
+          "first_reused_block: this server forbids text reuse for this tenant or model "
+          "(--text_reuse, --text_reuse_forbidden_models); put what was computed on exact KV only");
+    }
   }
   const std::uint32_t block_tokens = session->registered->spec.block_tokens;
   const HashedPath hashed(*hasher_, tenant, put.path, block_tokens);
@@ -242,8 +245,8 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   for (std::uint32_t index = 0; index < block_count; ++index) {
     TriePutSession::Block& block = session->blocks[index];
     const bool is_reused = index >= session->first_reused_block;
-    const bool was_found = index < walked->nodes.size() &&
-                           (!on_lossy || index < put.restored_blocks) && !is_reused;
+    const bool was_found =
+        index < walked->nodes.size() && (!on_lossy || index < put.restored_blocks) && !is_reused;
     if (was_found ? index >= walked->exact_blocks
                   : is_reused || (on_lossy && index >= put.restored_blocks)) {
       provenance = Provenance::kOnLossy;

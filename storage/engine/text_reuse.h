@@ -22,14 +22,19 @@ struct ReusableRun {
 };
 
 // Values equal those of the protos.
-enum class TextReuseForbidden : std::uint8_t { kServer = 1, kTenant = 2, kModel = 3, kPositions = 4 };
+enum class TextReuseForbidden : std::uint8_t {
+  kServer = 1,
+  kTenant = 2,
+  kModel = 3,
+  kPositions = 4
+};
 
 // Who may have KV of the same text under another prefix. KV that is reused so is approximate, so
 // nobody has it unless an operator says so.
 struct TextReusePolicy {
   bool all_tenants = false;
-  std::vector<TenantId> tenants;         // that may, beside
-  std::vector<ModelId> forbidden_models;  // of which nobody has any
+  std::vector<TenantId> tenants = {};          // that may, beside
+  std::vector<ModelId> forbidden_models = {};  // of which nobody has any
 
   // nullopt: it is allowed.
   std::optional<TextReuseForbidden> Forbids(TenantId tenant, const ModelId& model,

@@ -65,7 +65,8 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   std::vector<float> block_surprisal_bits;
   Quality quality = Quality::kExact;        // announced
   Quality lossy_quality = Quality::kExact;  // at which the prefix was restored
-  std::uint32_t first_reused_block = UINT32_MAX;  // KV from there on is of no rated quality
+  // KV from there on is of no rated quality.
+  std::uint32_t first_reused_block = UINT32_MAX;
   bool beside_exact = false;
   bool only_existing = false;
   std::optional<Quality> detaches_at;

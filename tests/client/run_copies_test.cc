@@ -70,8 +70,8 @@ class RunCopiesTest : public testing::Test {
     return run;
   }
   absl::StatusOr<RunCopies> Plan(std::uint32_t skip_tokens) {
-    return RunCopies::Plan(spec_, runs_, {.tokens = tokens_, .blocks = blocks_, .first_block = first_},
-                           skip_tokens);
+    return RunCopies::Plan(
+        spec_, runs_, {.tokens = tokens_, .blocks = blocks_, .first_block = first_}, skip_tokens);
   }
   static FetchedBlock Loaded(Quality quality = Quality::kExact) {
     FetchedBlock fetched;
@@ -125,7 +125,8 @@ TEST_F(RunCopiesTest, EveryTokenComesFromItsPlaceInTheSource) {
         ASSERT_TRUE(copies.ok()) << copies.status();
         const RunsReport report = Complete(*copies);
         std::vector<int> wanted(32, 0xee);
-        for (std::uint32_t t = skip; t < 11; ++t) wanted[first + t] = static_cast<int>(position + t);
+        for (std::uint32_t t = skip; t < 11; ++t)
+          wanted[first + t] = static_cast<int>(position + t);
         for (std::uint32_t t = skip; t < 9; ++t) wanted[first + 12 + t] = static_cast<int>(60 + t);
         EXPECT_EQ(Places(), wanted);
         std::size_t count = 0;

@@ -51,9 +51,10 @@ class ServerProcess {
       unsetenv("KVTRIE_ADMIN_SERVER");
       const std::string data = folder_ + "/store";
       std::vector<std::string> arguments = {
-          "kvtrie-server", "--data_dir",    data,          "--listen",     listen,
-          "--admin_listen", admin,          "--http_listen", "127.0.0.1:0", "--ready_file",
-          ready_file,      "--log_level",   "warn",        "--noprefault_memory"};
+          "kvtrie-server", "--data_dir",         data,       "--listen",
+          listen,          "--admin_listen",     admin,      "--http_listen",
+          "127.0.0.1:0",   "--ready_file",       ready_file, "--log_level",
+          "warn",          "--noprefault_memory"};
       arguments.insert(arguments.end(), settings_.begin(), settings_.end());
       std::vector<char*> texts;
       for (std::string& argument : arguments) texts.push_back(argument.data());

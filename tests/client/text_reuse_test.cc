@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -21,7 +21,6 @@ namespace kvtrie {
 namespace {
 
 using testing::HasSubstr;
-using testing::SizeIs;
 using Tokens = std::vector<TokenId>;
 
 constexpr std::uint32_t kBlockTokens = 16;
@@ -35,7 +34,8 @@ ModelSpec Spec() {
   spec.name = spec.weights_revision = spec.tokenizer_digest = "text-reuse-test";
   spec.dtype = DType::kFloat32;
   spec.kv_groups = {{.layer_runs = {{kLayers, kHeads, kHeadDim, kHeadDim}}, .window_tokens = 0}};
-  spec.rope = {.pairing = RopePairing::kHalfSplit, .theta = 10'000, .rotary_dims = 0, .scaling = {}};
+  spec.rope = {
+      .pairing = RopePairing::kHalfSplit, .theta = 10'000, .rotary_dims = 0, .scaling = {}};
   spec.block_tokens = kBlockTokens;
   return spec;
 }
@@ -53,8 +53,8 @@ Tokens Joined(std::initializer_list<Tokens> parts) {
   return all;
 }
 
-// KV of a model in which a token's K before RoPE and its V depend on the token alone: what is reused
-// is then what would have been computed, within the rounding of the rotation.
+// KV of a model in which a token's K before RoPE and its V depend on the token alone: what is
+// reused is then what would have been computed, within the rounding of the rotation.
 std::vector<std::byte> BlockOf(std::span<const TokenId> tokens, std::uint32_t first_position) {
   static const RawKv raw_kv(KvGeometry(Spec()), Spec().rope);
   std::vector<std::byte> raw(raw_kv.geometry().raw_block_bytes());
@@ -119,8 +119,8 @@ class TextReuseTest : public testing::Test {
   struct Prompt {
     explicit Prompt(const Tokens& of)
         : tokens(of),
-          raw(BlocksOf(of).size(), std::vector<std::byte>(KvGeometry(Spec()).raw_block_bytes(),
-                                                          std::byte{0x5a})) {
+          raw(BlocksOf(of).size(),
+              std::vector<std::byte>(KvGeometry(Spec()).raw_block_bytes(), std::byte{0x5a})) {
       for (auto& block : raw) blocks.emplace_back(block);
     }
     RunsTarget target() const { return {.tokens = tokens, .blocks = blocks, .first_block = 0}; }
@@ -176,7 +176,7 @@ TEST_F(TextReuseTest, ADocumentBehindAnotherPrefixComesAtItsNewPlace) {
   const v1::LookupResult found = Lookup(prompt_tokens, /*allow=*/true);
   EXPECT_EQ(found.matched_blocks(), 3u);
   EXPECT_EQ(found.text_reuse_forbidden(), v1::TEXT_REUSE_FORBIDDEN_UNSPECIFIED);
-  ASSERT_THAT(found.reusable_runs(), SizeIs(1));
+  ASSERT_EQ(found.reusable_runs_size(), 1);
   const v1::ReusableRun& run = found.reusable_runs(0);
   EXPECT_EQ(run.first_token(), 48u + 9);
   EXPECT_EQ(run.token_count(), 300u);
@@ -188,8 +188,7 @@ TEST_F(TextReuseTest, ADocumentBehindAnotherPrefixComesAtItsNewPlace) {
   for (const std::uint32_t skip : {0u, 7u, 32u}) {
     SCOPED_TRACE(skip);
     Prompt prompt(prompt_tokens);
-    const auto report =
-        client_->FetchRuns(model_, found, prompt.target(), {.skip_tokens = skip});
+    const auto report = client_->FetchRuns(model_, found, prompt.target(), {.skip_tokens = skip});
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(report->reused_tokens, 300u - skip);
     EXPECT_EQ(report->first_reused_block, (57 + skip) / 16);
@@ -207,8 +206,9 @@ TEST_F(TextReuseTest, NobodyHasItWhoDoesNotAskOrMayNot) {
   Connect({});  // as servers are
   ASSERT_TRUE(Put(stored, BlocksOf(stored)).all_stored());
   EXPECT_EQ(Lookup(query, true).text_reuse_forbidden(), v1::TEXT_REUSE_FORBIDDEN_SERVER);
-  EXPECT_THAT(Lookup(query, true).reusable_runs(), SizeIs(0));
-  EXPECT_EQ(Lookup(stored, true).matched_blocks(), stored.size() / 16);  // the exact prefix, as ever
+  EXPECT_EQ(Lookup(query, true).reusable_runs_size(), 0);
+  EXPECT_EQ(Lookup(stored, true).matched_blocks(),
+            stored.size() / 16);  // the exact prefix, as ever
   const PutReport refused = Put(query, BlocksOf(query), 3);
   EXPECT_TRUE(absl::IsFailedPrecondition(refused.blocks[0].status)) << refused.blocks[0].status;
   EXPECT_THAT(std::string(refused.blocks[0].status.message()), HasSubstr("first_reused_block"));
@@ -220,8 +220,8 @@ TEST_F(TextReuseTest, NobodyHasItWhoDoesNotAskOrMayNot) {
 
   Connect({"--text_reuse=7,1"});
   ASSERT_TRUE(Put(stored, BlocksOf(stored)).all_stored());
-  EXPECT_THAT(Lookup(query, false).reusable_runs(), SizeIs(0));
-  EXPECT_THAT(Lookup(query, true).reusable_runs(), SizeIs(1));
+  EXPECT_EQ(Lookup(query, false).reusable_runs_size(), 0);
+  EXPECT_EQ(Lookup(query, true).reusable_runs_size(), 1);
   ModelSpec scaled = Spec();
   scaled.rope.scaling = "yarn:factor=4";
   model_ = client_->RegisterModel(scaled)->id;
@@ -244,9 +244,10 @@ TEST_F(TextReuseTest, WhatIsPutOfItIsServedAsUnratedOnly) {
   // The caller computes what is left.
   const auto computed = BlocksOf(query);
   for (std::size_t block = 0; block < computed.size(); ++block) {
-    const bool any = std::any_of(report->reused.begin() + static_cast<std::ptrdiff_t>(block) * 16,
-                                 report->reused.begin() + static_cast<std::ptrdiff_t>(block) * 16 + 16,
-                                 [](bool reused) { return reused; });
+    const bool any =
+        std::any_of(report->reused.begin() + static_cast<std::ptrdiff_t>(block) * 16,
+                    report->reused.begin() + static_cast<std::ptrdiff_t>(block) * 16 + 16,
+                    [](bool reused) { return reused; });
     if (!any) prompt.raw[block] = computed[block];
   }
   ASSERT_TRUE(Put(query, prompt.raw, report->first_reused_block).all_stored());
@@ -256,9 +257,8 @@ TEST_F(TextReuseTest, WhatIsPutOfItIsServedAsUnratedOnly) {
   EXPECT_EQ(unrated.matched_blocks(), 24u);
   EXPECT_EQ(unrated.quality(), v1::QUALITY_UNRATED);
   // It is no source for others, whatever they take.
-  const v1::LookupResult again =
-      Lookup(Joined({Text(7, 20), document_}), true, Quality::kUnrated);
-  ASSERT_THAT(again.reusable_runs(), SizeIs(1));
+  const v1::LookupResult again = Lookup(Joined({Text(7, 20), document_}), true, Quality::kUnrated);
+  ASSERT_EQ(again.reusable_runs_size(), 1);
   EXPECT_EQ(again.reusable_runs(0).first_position(), 37u);
   EXPECT_EQ(again.reusable_runs(0).source_quality(), v1::QUALITY_EXACT);
   // The exact path of the same text is another one.

@@ -67,8 +67,8 @@ std::vector<double> Turned(std::span<const float> head, const RopeSpec& rope, do
     const bool is_half = rope.pairing == RopePairing::kHalfSplit;
     const std::size_t a = is_half ? pair : 2 * pair;
     const std::size_t b = is_half ? pair + dims / 2 : 2 * pair + 1;
-    const double angle =
-        positions * std::pow(rope.theta, -2.0 * static_cast<double>(pair) / static_cast<double>(dims));
+    const double angle = positions * std::pow(rope.theta, -2.0 * static_cast<double>(pair) /
+                                                              static_cast<double>(dims));
     turned[a] = head[a] * std::cos(angle) - head[b] * std::sin(angle);
     turned[b] = head[b] * std::cos(angle) + head[a] * std::sin(angle);
   }
@@ -89,8 +89,8 @@ TEST(RopeShiftTest, KIsThatOfTheNewPositionAndVStaysAsItIs) {
     for (const DType dtype :
          {DType::kFloat32, DType::kFloat16, DType::kBfloat16, DType::kFloat8E4m3}) {
       for (const std::int64_t positions : {1, -1, 37, -500, 100'000, -100'000}) {
-        SCOPED_TRACE(absl::StrCat(static_cast<int>(pairing), " ", static_cast<int>(dtype), " ",
-                                  positions));
+        SCOPED_TRACE(
+            absl::StrCat(static_cast<int>(pairing), " ", static_cast<int>(dtype), " ", positions));
         const ModelSpec spec = Spec(pairing, dtype, positions == 37 ? 20 : 0);
         ASSERT_TRUE(RopeShift::Check(spec).ok());
         const std::vector<std::byte> from = RandomBlock(spec, 1);
@@ -109,14 +109,14 @@ TEST(RopeShiftTest, KIsThatOfTheNewPositionAndVStaysAsItIs) {
               for (std::size_t at = 0; at < width; at += head_dim) {
                 const std::size_t own = token * width + at;
                 if (token < 3 || token >= 7) {
-                  for (std::size_t i = 0; i < head_dim; ++i) EXPECT_EQ(target[own + i], old[own + i]);
+                  for (std::size_t i = 0; i < head_dim; ++i)
+                    EXPECT_EQ(target[own + i], old[own + i]);
                   continue;
                 }
                 const auto head = std::span(source).subspan((token - 2) * width + at, head_dim);
-                const auto wanted =
-                    kind == KvKind::kV
-                        ? std::vector<double>(head.begin(), head.end())
-                        : Turned(head, spec.rope, static_cast<double>(positions));
+                const auto wanted = kind == KvKind::kV
+                                        ? std::vector<double>(head.begin(), head.end())
+                                        : Turned(head, spec.rope, static_cast<double>(positions));
                 for (std::size_t i = 0; i < head_dim; ++i) {
                   const double error = std::abs(target[own + i] - wanted[i]);
                   ASSERT_LE(error, kind == KvKind::kV
