@@ -292,6 +292,7 @@ class Engine::Core {
   // The longest runs of a lookup's text behind `first_token`, by first_token.
   std::vector<FoundText> FindReusableText(TenantId tenant, ModelSlot slot, const LookupQuery& query,
                                           const Walked& walked, std::uint32_t first_token);
+  void LeaveOutFirstToken(TextRun* run) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   bool MayBeReused(NodeRef ref, Quality min_quality) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // Those that are still there; their last nodes, which hold all, go into `holds`.
   void AddReusableRuns(std::span<const FoundText> found, Quality min_quality, LookupResult* result,

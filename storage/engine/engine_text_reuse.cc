@@ -4,6 +4,13 @@
 #include "storage/engine/engine_core.h"
 
 namespace kvtrie {
+namespace {
+
+// All that comes after attends to the first token of a session: its KV is like that of no other
+// place. Elsewhere it would draw attention to itself, and no other KV can stand in for it.
+constexpr std::uint32_t kFirstReusable = 1;
+
+}  // namespace
 
 bool Engine::Core::MayBeReused(NodeRef ref, Quality min_quality) const {
   const IndexNode& node = index_.node(ref);
@@ -13,6 +20,18 @@ bool Engine::Core::MayBeReused(NodeRef ref, Quality min_quality) const {
     return node.on_lossy != 0 && quality == Quality::kUnrated;
   };
   return !is_unrated(node.quality()) && !(node.has_other() && is_unrated(node.other_quality()));
+}
+
+void Engine::Core::LeaveOutFirstToken(TextRun* run) const {
+  const IndexNode& front = index_.node(run->nodes.front());
+  if (front.depth != 1 || run->offset >= kFirstReusable) return;
+  ++run->first_token;
+  --run->token_count;
+  if (index_.model(front.model).block_tokens == 1) {
+    run->nodes.erase(run->nodes.begin());
+  } else {
+    run->offset = 1;
+  }
 }
 
 std::vector<Engine::Core::FoundText> Engine::Core::FindReusableText(TenantId tenant, ModelSlot slot,
@@ -25,7 +44,7 @@ std::vector<Engine::Core::FoundText> Engine::Core::FindReusableText(TenantId ten
                 .salt = query.path.salt,
                 .tokens = query.path.tokens,
                 .extra_keys = query.path.extra_keys,
-                .first_token = first_token};
+                .first_token = std::max(first_token, kFirstReusable)};
   for (int round = 0;; ++round) {
     std::vector<std::pair<NodeRef, TrieNodeId>> unread;
     {
@@ -45,9 +64,9 @@ std::vector<Engine::Core::FoundText> Engine::Core::FindReusableText(TenantId ten
       }
       if (unread.empty()) {
         for (TextRun& run : found.runs) {  // longest first
-          if (run.token_count < query.text_reuse_min_tokens || text.size() == kReusableRunsMax) {
-            break;
-          }
+          LeaveOutFirstToken(&run);
+          if (run.token_count < query.text_reuse_min_tokens) continue;
+          if (text.size() == kReusableRunsMax) break;
           FoundText& part = text.emplace_back();
           for (const NodeRef ref : run.nodes) part.ids.push_back(index_.node(ref).id);
           part.run = std::move(run);

@@ -267,6 +267,22 @@ TEST_F(TextReuseTest, WhatIsPutOfItIsServedAsUnratedOnly) {
   EXPECT_EQ(Lookup(query, false).quality(), v1::QUALITY_EXACT);
 }
 
+TEST_F(TextReuseTest, AServerThatWasKilledMeanwhileServesTheSourcesAgain) {
+  Connect({"--text_reuse=all"});
+  const Tokens stored = Joined({Text(3, 37), document_, Text(4, 47)});
+  ASSERT_TRUE(Put(stored, BlocksOf(stored)).all_stored());
+  const Tokens query = Joined({system_, document_});
+  const v1::LookupResult found = Lookup(query, true);
+  server_->Kill();
+  server_->Start();
+  Prompt prompt(query);
+  const auto report = client_->FetchRuns(model_, found, prompt.target(), {.skip_tokens = 0});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->reused_tokens, 300u) << report->runs[0].status;
+  ExpectReusedAsComputed(prompt, *report);
+  EXPECT_EQ(Lookup(query, true).reusable_runs_size(), 1);
+}
+
 TEST_F(TextReuseTest, SourcesThatWentAreLeftToTheCaller) {
   Connect({"--text_reuse=all"});
   const Tokens stored = Joined({Text(3, 32), document_, Text(4, 52)});

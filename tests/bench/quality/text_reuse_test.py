@@ -65,7 +65,7 @@ def _kept(tmp_path_factory):
     document = tuple(license_ids[:_DOCUMENT_TOKENS])
     rest = tuple(license_ids[_DOCUMENT_TOKENS:_DOCUMENT_TOKENS + _CONTINUATION_TOKENS])
     sessions = []
-    for name, prefix in (("first", "A recipe for a cake, with apples and nuts:\n"), ("second", "What follows is a license.\n")):
+    for name, prefix in (("first", "A recipe for a cake, with apples and nuts:\n"), ("second", "What follows is the text of a license")):
         ids = (1, *tokenizer.encode(prefix))
         sessions.append(pairs.Session(name, (*ids, *document, *rest), (len(ids), len(ids) + len(document))))
     exact = []

@@ -114,6 +114,27 @@ TEST_F(EngineTextReuseTest, NamesTheBlocksThatHoldTheText) {
   ExpectSound();
 }
 
+TEST_F(EngineTextReuseTest, TheFirstTokenOfASessionIsNotReused) {
+  for (const std::uint32_t block_tokens : {1u, 16u}) {
+    options_.data_dir = absl::StrCat(folder_.path(), "/first", block_tokens);
+    spec_ = MovableSpec();
+    spec_.block_tokens = block_tokens;
+    Open();
+    MustPut(document_);
+    const Tokens query = Joined({SessionTokens(14, 20), document_});
+    const std::vector<ReusableRun> runs = Runs(query);
+    ASSERT_THAT(runs, SizeIs(1));
+    EXPECT_EQ(runs[0].first_token, 21u);
+    EXPECT_EQ(runs[0].token_count, 300 / block_tokens * block_tokens - 1);
+    EXPECT_EQ(runs[0].first_position, 1u);
+    EXPECT_EQ(runs[0].node_offset, 1 % block_tokens);
+    EXPECT_EQ(runs[0].nodes.front(), Lookup(document_).blocks[0][block_tokens == 1 ? 1 : 0].node);
+    EXPECT_THAT(Reuse(PathOf(query), runs[0].token_count).reusable_runs, SizeIs(1));
+    EXPECT_THAT(Reuse(PathOf(query), runs[0].token_count + 1).reusable_runs, IsEmpty());
+    engine_.reset();
+  }
+}
+
 TEST_F(EngineTextReuseTest, OtherTenantsModelsAndSaltsNeverAnswer) {
   Open();
   MustPut(PathOf(stored_, "salt"));
@@ -223,10 +244,12 @@ TEST_F(EngineTextReuseTest, ALeaseHoldsTheSources) {
     EXPECT_EQ(found.lease.empty(), !leased);
     const ReusableRun& run = found.reusable_runs[0];
     EXPECT_EQ(ReadableBlocks(run, stored_), run.nodes.size());
-    const auto overflow = [&](std::uint64_t seed) {
-      clock_.Advance(std::chrono::seconds(1));
-      MustPut(SessionTokens(seed, 1600));
-      Lookup(SessionTokens(seed, 1600));
+    const auto overflow = [&](std::uint64_t seed) {  // by blocks that are kept longer
+      const Tokens tokens = SessionTokens(seed, 1600);
+      PutAnnouncement put;
+      put.path = PathOf(tokens);
+      put.priority = 15;
+      for (const auto& result : Put(put)) ASSERT_TRUE(result.ok()) << result.status();
     };
     if (leased) {
       for (int round = 0; round < 2 * rounds; ++round)
@@ -320,7 +343,8 @@ TEST_F(EngineTextReuseTest, TokensThatAreNotInMemoryAreReadAndCompared) {
   for (std::uint64_t i = 0; i < 3; ++i) MustPut(SessionTokens(100 + i, 120'000));
   const std::vector<ReusableRun> runs = Runs(document_);
   ASSERT_THAT(runs, SizeIs(1));
-  EXPECT_EQ(runs[0].token_count, 300u);
+  EXPECT_EQ(runs[0].first_token, 1u);  // nor does any KV stand in for that of the first
+  EXPECT_EQ(runs[0].token_count, 299u);
 }
 
 TEST_F(EngineTextReuseTest, TheAnswerIsBounded) {
@@ -383,7 +407,8 @@ TEST_F(EngineTextReuseTest, RunsAreThoseOfASearchOfEverything) {
     for (std::uint64_t q = 0; q < 30; ++q) {
       Tokens query = q % 3 == 0 ? Joined({stored[q % 4], session(50 + q)}) : session(50 + q);
       const LookupResult found = Reuse(PathOf(query), kMin);
-      const std::size_t begin = std::size_t{found.matched_blocks} * block_tokens;
+      const std::size_t begin =
+          std::max<std::size_t>(1, std::size_t{found.matched_blocks} * block_tokens);
       std::vector<bool> covered(query.size());
       std::size_t end = begin;
       for (const ReusableRun& run : found.reusable_runs) {
@@ -408,7 +433,7 @@ TEST_F(EngineTextReuseTest, RunsAreThoseOfASearchOfEverything) {
       std::size_t longest = 0;
       for (std::size_t at = begin; at < query.size(); ++at) {
         for (const Tokens& tokens : stored) {
-          for (std::size_t there = 0; there < tokens.size(); ++there) {
+          for (std::size_t there = 1; there < tokens.size(); ++there) {
             std::size_t same = 0;
             std::size_t open = 0;
             bool is_free = true;
