@@ -215,6 +215,12 @@ TEST_F(EngineTextReuseTest, KvOfModelsThatCannotBeMovedIsNotOffered) {
   ASSERT_TRUE(found.ok());
   EXPECT_THAT(found->reusable_runs, IsEmpty());
   EXPECT_EQ(found->text_reuse_forbidden, TextReuseForbidden::kPositions);
+  // An engine that has its own means says so of what it puts.
+  PutAnnouncement put;
+  put.path = PathOf(document_);
+  put.first_reused_block = 3;
+  for (const auto& result : Put(put)) ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(Matched(document_), 3u);
 }
 
 TEST_F(EngineTextReuseTest, SeveralModelsAtOnceAreRefused) {
