@@ -527,5 +527,26 @@ TEST_F(CodedClientTest, ReusedTextIsWhatReadersOfItsSourceGetAtAnotherPosition) 
   }
 }
 
+// Its frames say their own level, which is that of a codec; not of what it coded.
+TEST_F(CodedClientTest, WhatIsCodedOfReusedTextIsUnratedToo) {
+  const Session session(27, 8);
+  const auto client = ConnectWithProfile();
+  PutPath path = PathOf(session, Quality::kHigh);
+  path.first_reused_block = 2;
+  const PutReport put = client->Put({&path, 1})[0];
+  ASSERT_TRUE(put.all_stored()) << put.blocks[0].status;
+  EXPECT_EQ(put.blocks[5].quality, Quality::kHigh);
+  EXPECT_EQ(Find(*client, session, Quality::kHigh).size(), 2u);
+  EXPECT_EQ(Find(*client, session, Quality::kSmall).size(), 2u);
+  ASSERT_EQ(Find(*client, session, Quality::kUnrated).size(), 8u);
+  const Fetched at_high = FetchAt(*client, session, Quality::kHigh);
+  EXPECT_EQ(at_high.report.loaded_blocks, 2u);
+  const Fetched all = FetchAt(*client, session, Quality::kUnrated);
+  ASSERT_TRUE(all.report.all_loaded()) << all.report.blocks[7].status;
+  EXPECT_EQ(all.report.blocks[1].quality, Quality::kHigh);
+  EXPECT_EQ(all.report.blocks[2].quality, Quality::kUnrated);
+  EXPECT_TRUE(all.raw == Reference(session, Quality::kHigh));
+}
+
 }  // namespace
 }  // namespace kvtrie

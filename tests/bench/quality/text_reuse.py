@@ -109,6 +109,13 @@ def _exact(folder: pathlib.Path, session: pairs.Session, next_ids: tuple[int, ..
     return judge.continuation(workers.model(), kv, next_ids)
 
 
+def document_first(pair: pairs.Pair) -> pairs.Pair:
+    """The pair without the prefix of its first session."""
+    begin, end = pair.first.document
+    first = pairs.Session(f"{pair.first.name}-alone", pair.first.token_ids[begin:], (0, end - begin))
+    return dataclasses.replace(pair, first=first)
+
+
 def measure(of: Sequence[pairs.Pair], kv: pathlib.Path, server: str, level: str, folder: pathlib.Path,
             pool: workers.Pool, profile: pathlib.Path | None = None) -> list[Outcome]:
     tasks = [(judge_other_prefix, (kv, pair)) for pair in of]
@@ -163,14 +170,17 @@ def main() -> int:
     parser.add_argument("--level", default="exact", help="of the stored session (default: exact)")
     parser.add_argument("--profile", type=pathlib.Path, help="a whole profile, for levels below exact")
     parser.add_argument("--quick", action="store_true", help="few pairs: does it all run?")
+    parser.add_argument("--document-first", action="store_true", help="documents that begin their first session")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     options = parser.parse_args()
     start = time.monotonic()
     every = pairs.test_pairs(smollm2_tokenizer.SmolLM2Tokenizer())
     of = every[::7] if options.quick else every
+    if options.document_first:
+        of = every = [document_first(pair) for pair in every if pair.kind == pairs.UNRELATED][::2]
     with workers.Pool(options.jobs) as pool, tempfile.TemporaryDirectory(prefix="kvtrie-text-reuse-") as name:
         folder = pathlib.Path(name)
-        kv = references.prepare("pairs-test", every, pool)
+        kv = references.prepare("pairs-alone" if options.document_first else "pairs-test", every, pool)
         with server_process.ServerProcess(server_process.server_binary(), folder,
                                           ("--noprefault_memory", "--text_reuse=all")) as server:
             outcomes = measure(of, kv, server.start().listen, options.level, folder, pool, options.profile)

@@ -38,6 +38,13 @@ def test_rows_are_means_by_kind():
     assert "unrelated; pairs: 2" in table and "0.700" in table
 
 
+def test_a_document_may_begin_its_first_session():
+    session = pairs.Session("a", tuple(range(100)), (20, 70))
+    pair = text_reuse.document_first(pairs.Pair("p", pairs.UNRELATED, "x", session, session))
+    assert pair.second == session
+    assert pair.first.stored == session.token_ids[20:70] and pair.first.continuation == session.continuation
+
+
 def test_a_missing_tool_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(text_reuse, "_TOOL", tmp_path / "nothing")
     with pytest.raises(codec_tool.CodecToolMissing, match="text_reuse_tool"):
