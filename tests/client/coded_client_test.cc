@@ -468,22 +468,6 @@ TEST_F(CodedClientTest, WithoutTokensTheServerDecodes) {
   EXPECT_EQ(client->stats().decoded_blocks, 0u);
 }
 
-TEST_F(CodedClientTest, OtherTokensOrAnotherPositionMakeAMiss) {
-  const Session session(25, 8);
-  const auto client = ConnectWithProfile();
-  ASSERT_TRUE(Put(*client, session, Quality::kHigh).all_stored());
-  const auto nodes = Find(*client, session, Quality::kHigh);
-  std::vector<std::byte> raw(session.raw[0].size());
-  FetchTarget target{nodes[1], raw, std::span(session.text.tokens).subspan(16, 16), 32};
-  FetchReport report = client->Fetch(model_, {&target, 1}, {.min_quality = Quality::kHigh});
-  EXPECT_TRUE(absl::IsDataLoss(report.blocks[0].status)) << report.blocks[0].status;
-  target.first_position = 16;
-  target.tokens = std::span(session.text.tokens).subspan(32, 16);
-  report = client->Fetch(model_, {&target, 1}, {.min_quality = Quality::kHigh});
-  EXPECT_TRUE(absl::IsDataLoss(report.blocks[0].status)) << report.blocks[0].status;
-  EXPECT_EQ(client->stats().undecodable_blocks, 2u);
-}
-
 // Blocks at the ends of runs hold tokens that the prompt does not tell: those the server decodes.
 TEST_F(CodedClientTest, ReusedTextIsWhatReadersOfItsSourceGetAtAnotherPosition) {
   const Session stored(26, 20);
@@ -546,6 +530,22 @@ TEST_F(CodedClientTest, WhatIsCodedOfReusedTextIsUnratedToo) {
   EXPECT_EQ(all.report.blocks[1].quality, Quality::kHigh);
   EXPECT_EQ(all.report.blocks[2].quality, Quality::kUnrated);
   EXPECT_TRUE(all.raw == Reference(session, Quality::kHigh));
+}
+
+TEST_F(CodedClientTest, OtherTokensOrAnotherPositionMakeAMiss) {
+  const Session session(25, 8);
+  const auto client = ConnectWithProfile();
+  ASSERT_TRUE(Put(*client, session, Quality::kHigh).all_stored());
+  const auto nodes = Find(*client, session, Quality::kHigh);
+  std::vector<std::byte> raw(session.raw[0].size());
+  FetchTarget target{nodes[1], raw, std::span(session.text.tokens).subspan(16, 16), 32};
+  FetchReport report = client->Fetch(model_, {&target, 1}, {.min_quality = Quality::kHigh});
+  EXPECT_TRUE(absl::IsDataLoss(report.blocks[0].status)) << report.blocks[0].status;
+  target.first_position = 16;
+  target.tokens = std::span(session.text.tokens).subspan(32, 16);
+  report = client->Fetch(model_, {&target, 1}, {.min_quality = Quality::kHigh});
+  EXPECT_TRUE(absl::IsDataLoss(report.blocks[0].status)) << report.blocks[0].status;
+  EXPECT_EQ(client->stats().undecodable_blocks, 2u);
 }
 
 }  // namespace

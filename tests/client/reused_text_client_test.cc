@@ -267,6 +267,31 @@ TEST_F(TextReuseTest, WhatIsPutOfItIsServedAsUnratedOnly) {
   EXPECT_EQ(Lookup(query, false).quality(), v1::QUALITY_EXACT);
 }
 
+TEST_F(TextReuseTest, QueriesOfOneRequestEachSayWhetherTheyAllowIt) {
+  Connect({"--text_reuse=all"});
+  const Tokens stored = Joined({Text(3, 37), document_, Text(4, 47)});
+  ASSERT_TRUE(Put(stored, BlocksOf(stored)).all_stored());
+  const Tokens query = Joined({system_, document_});
+  v1::LookupRequest request;
+  for (int i = 0; i < 5; ++i) {
+    const Tokens& tokens = i % 2 == 0 ? stored : query;
+    v1::LookupQuery* added = request.add_queries();
+    added->add_model_ids(std::string(model_.view()));
+    added->set_tokens(tokens.data(), tokens.size() * sizeof(TokenId));
+    added->set_allow_text_reuse(i == 1);
+  }
+  request.mutable_queries(4)->set_allow_text_reuse(true);
+  request.mutable_queries(4)->set_text_reuse_min_tokens(5);
+  const auto answer = client_->Lookup(request);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  ASSERT_EQ(answer->results_size(), 5);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(answer->results(i).reusable_runs_size(), i == 1 ? 1 : 0) << i;
+    EXPECT_EQ(answer->results(i).matched_blocks(), i % 2 == 0 && i != 4 ? 24u : 0u) << i;
+  }
+  EXPECT_THAT(answer->results(4).status().message(), HasSubstr("text_reuse_min_tokens: 5"));
+}
+
 TEST_F(TextReuseTest, AServerThatWasKilledMeanwhileServesTheSourcesAgain) {
   Connect({"--text_reuse=all"});
   const Tokens stored = Joined({Text(3, 37), document_, Text(4, 47)});

@@ -24,8 +24,8 @@ namespace kvtrie {
 // free. Ended by its pid.
 class ServerProcess {
  public:
-  // `settings`: more flags of the server.
-  explicit ServerProcess(std::vector<std::string> settings = {}) : settings_(std::move(settings)) {
+  // `flags` beside those that every test wants.
+  explicit ServerProcess(std::vector<std::string> flags = {}) : flags_(std::move(flags)) {
     char name[] = "/tmp/kvtrie-client-test-XXXXXX";
     KV_CHECK(mkdtemp(name) != nullptr);
     folder_ = name;
@@ -55,11 +55,11 @@ class ServerProcess {
           listen,          "--admin_listen",     admin,      "--http_listen",
           "127.0.0.1:0",   "--ready_file",       ready_file, "--log_level",
           "warn",          "--noprefault_memory"};
-      arguments.insert(arguments.end(), settings_.begin(), settings_.end());
-      std::vector<char*> texts;
-      for (std::string& argument : arguments) texts.push_back(argument.data());
-      texts.push_back(nullptr);
-      execv(KVTRIE_SERVER_PROGRAM, texts.data());
+      arguments.insert(arguments.end(), flags_.begin(), flags_.end());
+      std::vector<char*> pointers;
+      for (std::string& argument : arguments) pointers.push_back(argument.data());
+      pointers.push_back(nullptr);
+      execv(KVTRIE_SERVER_PROGRAM, pointers.data());
       _exit(127);
     }
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -109,11 +109,11 @@ class ServerProcess {
   std::string admin = "127.0.0.1:0";
 
  private:
+  const std::vector<std::string> flags_;
   std::string ProcPath(const char* name) const {
     return "/proc/" + std::to_string(pid_) + "/" + name;
   }
 
-  const std::vector<std::string> settings_;
   std::string folder_;
   pid_t pid_ = 0;
 };
