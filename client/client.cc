@@ -3,6 +3,7 @@
 #include <grpcpp/client_context.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <thread>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "client/member_decoding.h"
 #include "client/model_spec_to_proto.h"
 #include "client/raw_call.h"
+#include "client/run_copies.h"
 #include "client/status_from_grpc.h"
 #include "proto/bulk_message.h"
 #include "storage/base/clock.h"
@@ -293,6 +295,8 @@ absl::StatusOr<v1::LookupResult> Client::Lookup(const ModelId& model,
   query->set_session_id(std::string(options.session_id));
   query->set_lease_ms(static_cast<std::uint32_t>(options.lease.count()));
   query->set_want_blocks(options.want_blocks);
+  query->set_allow_text_reuse(options.allow_text_reuse);
+  query->set_text_reuse_min_tokens(options.text_reuse_min_tokens);
   KV_ASSIGN_OR_RETURN(v1::LookupResponse response, Lookup(request, options.timeout));
   if (response.results_size() != 1) {
     return absl::InternalError("lookup: not one result for one query");
@@ -596,6 +600,55 @@ absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& opti
     // The next message travels meanwhile.
     if (decoding != nullptr) decoding->Advance(*assembly, /*last=*/false);
   }
+}
+
+absl::StatusOr<RunsReport> Client::FetchRuns(const ModelId& model, const v1::LookupResult& found,
+                                             const RunsTarget& target,
+                                             const FetchRunsOptions& options) {
+  const Deadline deadline = Deadline::After(Or(options.timeout, options_.bulk_timeout));
+  const std::shared_ptr<const KnownModel> known = Known(model);
+  if (known == nullptr) {
+    return absl::FailedPreconditionError("the model was not registered by this client");
+  }
+  KV_ASSIGN_OR_RETURN(RunCopies copies, RunCopies::Plan(known->spec, found.reusable_runs(), target,
+                                                        options.skip_tokens));
+  const std::span<const RunCopies::Source> sources = copies.sources();
+  // Blocks at the ends of runs have tokens that the prompt does not tell: the server decodes those,
+  // in a call of their own.
+  const bool decodes_here =
+      options_.coding == Coding::kInProcess && options.min_quality != Quality::kExact;
+  std::vector<std::size_t> order(sources.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto cut = std::stable_partition(order.begin(), order.end(), [&](std::size_t i) {
+    return !decodes_here || !sources[i].tokens.empty();
+  });
+  const std::size_t block_bytes = known->geometry.raw_block_bytes();
+  const std::size_t batch_max = std::max<std::size_t>(1, kRunsMemoryBytes / block_bytes);
+  std::vector<std::byte> memory;
+  for (auto at = order.begin(); at != order.end();) {
+    const auto part_end = at < cut ? cut : order.end();
+    const auto end = at + std::min(part_end - at, static_cast<std::ptrdiff_t>(batch_max));
+    const std::span<const std::size_t> batch(at, end);
+    memory.resize(std::max(memory.size(), batch.size() * block_bytes));
+    std::vector<FetchTarget> targets;
+    for (const std::size_t i : batch) {
+      targets.push_back(
+          {.node = sources[i].node,
+           .raw = std::span(memory).subspan(targets.size() * block_bytes, block_bytes),
+           .tokens = sources[i].tokens,
+           .first_position = sources[i].first_position});
+    }
+    FetchOptions fetch;
+    fetch.min_quality = options.min_quality;
+    fetch.timeout = std::chrono::milliseconds(std::max(1, deadline.remaining_ms()));
+    if (end == order.end()) fetch.release_lease = options.release_lease;
+    const FetchReport report = Fetch(model, targets, fetch);
+    for (std::size_t k = 0; k < batch.size(); ++k) {
+      copies.Take(batch[k], report.blocks[k], targets[k].raw);
+    }
+    at = end;
+  }
+  return copies.TakeReport();
 }
 
 ProfileId Client::NewestProfile(const KnownModel& model, const ModelId& id) {

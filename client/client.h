@@ -28,6 +28,7 @@
 #include "client/reference_cache.h"
 #include "client/reference_decoding.h"
 #include "client/retry.h"
+#include "client/reuse_types.h"
 #include "kvtrie/v1/cache.pb.h"
 #include "storage/codec/codec_cache.h"
 #include "storage/kv/ids.h"
@@ -52,6 +53,10 @@ struct LookupOptions {
   std::chrono::milliseconds lease{0};
   // Fill the result's blocks; without them the answer is a count.
   bool want_blocks = true;
+  // Name text that is stored under other prefixes too, in runs of at least so many tokens (0: the
+  // server's default), for FetchRuns. Such KV is approximate.
+  bool allow_text_reuse = false;
+  std::uint32_t text_reuse_min_tokens = 0;
   std::chrono::milliseconds timeout{0};
 };
 
@@ -102,6 +107,18 @@ class Client {
   // next time (ClientOptions::reference_cache_bytes); with FetchOptions::on_layer by the server.
   FetchReport Fetch(const ModelId& model, std::span<const FetchTarget> targets,
                     const FetchOptions& options = {});
+
+  // Puts KV of the same text under other prefixes (LookupResult::reusable_runs) into a prompt's
+  // memory, with K at its new positions. That is approximate: RunsReport says of each token whether
+  // it was reused, and what is put of it, or was computed on it, has PutPath::first_reused_block.
+  // What does not come is left to the caller to compute; it never fails as a whole but for
+  // InvalidArgument (names the field) and FailedPrecondition (the model was not registered by this
+  // client, or its KV cannot be moved). Sources lie in at most kRunsMemoryBytes, or one block, at a
+  // time.
+  static constexpr std::size_t kRunsMemoryBytes = std::size_t{64} << 20;
+  absl::StatusOr<RunsReport> FetchRuns(const ModelId& model, const v1::LookupResult& found,
+                                       const RunsTarget& target,
+                                       const FetchRunsOptions& options = {});
 
   // Writes blocks, all paths at once on one stream. After a loss of the connection, what was not
   // acknowledged is offered again. A call with blocks to encode goes over gRPC. REQUIRES: models

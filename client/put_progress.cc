@@ -130,6 +130,7 @@ v1::PutAnnounce PutProgress::Announce(std::uint64_t put_id) {
   if (path_.probabilities != nullptr) *announce.mutable_probabilities() = *path_.probabilities;
   announce.set_restored_blocks(path_.restored_blocks);
   announce.set_restored_quality(static_cast<v1::Quality>(path_.restored_quality));
+  if (path_.first_reused_block) announce.set_first_reused_block(*path_.first_reused_block);
   announce.set_encoding(sends_frames() ? v1::ENCODING_FRAME : v1::ENCODING_RAW);
   announce.set_quality(static_cast<v1::Quality>(path_.quality));
   announce.set_beside_exact(path_.beside_exact);

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,9 @@ struct PutPath {
   // The first `restored_blocks` of the path were restored from a store, at this quality.
   std::uint32_t restored_blocks = 0;
   Quality restored_quality = Quality::kExact;
+  // KV from this block on was reused from other text, or computed on such (RunsReport): it is kept
+  // apart from the exact path, and served as unrated only.
+  std::optional<std::uint32_t> first_reused_block{};
   // Null: not known.
   const v1::TokenProbabilities* probabilities = nullptr;
 

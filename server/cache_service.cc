@@ -52,6 +52,11 @@ class LookupCall {
       lookup.min_quality = FromProto(query.min_quality());
       lookup.lease = std::chrono::milliseconds(query.lease_ms());
       lookup.want_blocks = query.want_blocks();
+      if (query.allow_text_reuse()) {
+        lookup.text_reuse_min_tokens = query.text_reuse_min_tokens() != 0
+                                           ? query.text_reuse_min_tokens()
+                                           : kReusableRunTokensDefault;
+      }
       for (const std::string& model_id : query.model_ids()) {
         lookup.models.push_back(IdFromProto<ModelId>(model_id));
       }

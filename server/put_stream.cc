@@ -202,6 +202,9 @@ absl::StatusOr<std::unique_ptr<PutStream::Announced>> PutStream::PrepareAnnounce
                              .probabilities = FromProto(proto.probabilities()),
                              .restored_blocks = proto.restored_blocks(),
                              .restored_quality = FromProto(proto.restored_quality()),
+                             .first_reused_block = proto.has_first_reused_block()
+                                                       ? std::optional(proto.first_reused_block())
+                                                       : std::nullopt,
                              .quality = FromProto(proto.quality()),
                              .beside_exact = proto.beside_exact(),
                              .want_references = proto.want_references(),

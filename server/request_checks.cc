@@ -7,6 +7,7 @@
 #include "server/status_translation.h"
 #include "server/wire_conversion.h"
 #include "storage/base/status_macros.h"
+#include "storage/engine/text_reuse.h"
 #include "storage/kv/ids.h"
 
 namespace kvtrie {
@@ -95,6 +96,26 @@ absl::Status CheckPrefix(const v1::Prefix& prefix, const RequestLimits& limits) 
   return Within("prefix.", CheckPrefixBody(prefix, limits));
 }
 
+absl::Status CheckTextReuse(const v1::LookupQuery& query) {
+  const std::uint32_t min_tokens = query.text_reuse_min_tokens();
+  if (!query.allow_text_reuse()) {
+    if (min_tokens == 0) return absl::OkStatus();
+    return Invalid("text_reuse_min_tokens: has a meaning with allow_text_reuse only");
+  }
+  if (query.model_ids_size() > 1) {
+    return Invalid("allow_text_reuse: ", query.model_ids_size(),
+                   " model_ids; look each model up by itself");
+  }
+  if (min_tokens != 0 && min_tokens < kReusableRunTokensMin) {
+    return Invalid("text_reuse_min_tokens: ", min_tokens, "; at least ", kReusableRunTokensMin,
+                   ", or 0 for ", kReusableRunTokensDefault);
+  }
+  const std::size_t token_count = query.tokens().size() / sizeof(TokenId);
+  if (token_count <= kSimilarTokensMax) return absl::OkStatus();
+  return Invalid("allow_text_reuse: ", token_count, " tokens are over the limit of ",
+                 kSimilarTokensMax, "; look the prefix up without");
+}
+
 absl::Status CheckChunkBytes(const google::protobuf::RepeatedPtrField<v1::Chunk>& chunks,
                              std::size_t payload_bytes) {
   std::size_t total_bytes = 0;
@@ -177,6 +198,7 @@ absl::Status CheckLookupQuery(const v1::LookupQuery& query) {
   KV_RETURN_IF_ERROR(CheckSalt(query.salt()));
   KV_RETURN_IF_ERROR(CheckExtraKeys(query.extra_keys()));
   KV_RETURN_IF_ERROR(CheckQuality("min_quality", query.min_quality()));
+  KV_RETURN_IF_ERROR(CheckTextReuse(query));
   return CheckSession(query.session_id());
 }
 
@@ -252,6 +274,12 @@ absl::Status CheckAnnounce(const v1::PutAnnounce& announce, const RequestLimits&
   KV_RETURN_IF_ERROR(CheckSizes(FromProto(announce.probabilities()),
                                 announce.prefix().tokens().size() / sizeof(TokenId)));
   KV_RETURN_IF_ERROR(CheckQuality("restored_quality", announce.restored_quality()));
+  if (announce.has_first_reused_block() &&
+      announce.first_reused_block() < announce.restored_blocks()) {
+    return Invalid("first_reused_block: ", announce.first_reused_block(), " lies within the ",
+                   announce.restored_blocks(),
+                   " restored_blocks; name the first block behind them");
+  }
   KV_RETURN_IF_ERROR(CheckQuality("quality", announce.quality()));
   if (announce.beside_exact() &&
       (announce.quality() == v1::QUALITY_UNSPECIFIED || announce.quality() == v1::QUALITY_EXACT)) {

@@ -10,9 +10,12 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/marshalling.h"
 #include "absl/flags/reflection.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
@@ -126,6 +129,13 @@ ABSL_FLAG(
     "level in the background, and when space is needed the exact ones go first. For fleets "
     "whose readers take that level. off: blocks stay as they were put.");
 ABSL_FLAG(std::uint32_t, recode_cpu_percent, 25, "Share of one core for that, at most.");
+ABSL_FLAG(std::string, text_reuse, "off",
+          "Who may have KV of the same text under another prefix, if they ask for it: off, all, or "
+          "tenant numbers with commas between them (1 is that of a server without tenants). Such "
+          "KV is approximate, by how much depends on the model and the text: measure before.");
+ABSL_FLAG(std::string, text_reuse_forbidden_models, "",
+          "Models of which nobody has it, as model ids (32 hex digits) with commas between them. "
+          "Forbid models that add learned positions to their inputs.");
 ABSL_FLAG(std::uint32_t, io_threads, 4, "Threads that read and write the disk.");
 ABSL_FLAG(std::uint32_t, io_queue_max, 4096,
           "Requests that may wait for those threads; more are refused with UNAVAILABLE.");
@@ -319,6 +329,7 @@ class ConfigBuilder {
     }
     engine->recode_cpu_percent =
         Between("recode_cpu_percent", absl::GetFlag(FLAGS_recode_cpu_percent), 1u, 100u);
+    FillTextReuse(&engine->text_reuse);
     engine->io_threads = Between("io_threads", absl::GetFlag(FLAGS_io_threads), 1u, 256u);
     engine->io_queue_max = Between("io_queue_max", absl::GetFlag(FLAGS_io_queue_max), 1u, 1u << 20);
     engine->sync_interval = Milliseconds("sync_interval", absl::GetFlag(FLAGS_sync_interval),
@@ -335,6 +346,34 @@ class ConfigBuilder {
         Between("group_threshold_bits", absl::GetFlag(FLAGS_group_threshold_bits), 0u, 1u << 22);
     // "disk_limit_bytes: ..." of the engine is "--disk_limit_bytes: ..." here.
     if (absl::Status s = engine->Validate(); !s.ok() && status_.ok()) status_ = Within("--", s);
+  }
+
+  void FillTextReuse(TextReusePolicy* policy) {
+    const std::string who = absl::GetFlag(FLAGS_text_reuse);
+    policy->all_tenants = who == "all";
+    if (who != "all" && who != "off") {
+      for (const absl::string_view tenant : absl::StrSplit(who, ',')) {
+        TenantId id;
+        if (!absl::SimpleAtoi(tenant, &id.value) || id.value == 0) {
+          Fail("text_reuse", absl::StrCat("\"", who,
+                                          "\" is not off, all, or tenant numbers from 1 "
+                                          "on with commas between them"));
+        }
+        policy->tenants.push_back(id);
+      }
+    }
+    const std::string models = absl::GetFlag(FLAGS_text_reuse_forbidden_models);
+    for (const absl::string_view model : absl::StrSplit(models, ',', absl::SkipEmpty())) {
+      const bool is_id = model.size() == 2 * ModelId::kBytes &&
+                         std::all_of(model.begin(), model.end(),
+                                     [](unsigned char c) { return absl::ascii_isxdigit(c); });
+      if (!is_id) {
+        Fail("text_reuse_forbidden_models",
+             absl::StrCat("\"", model, "\" is not a model id of 32 hex digits"));
+        return;
+      }
+      policy->forbidden_models.push_back(*ModelId::FromBytes(absl::HexStringToBytes(model)));
+    }
   }
 
   void FillLimits(ServerConfig* config) {

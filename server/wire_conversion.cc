@@ -106,6 +106,20 @@ void ToProto(const LookupResult& result, v1::LookupResult* proto) {
   proto->set_fetch_bytes(result.fetch_bytes);
   if (result.matched_blocks > 0) proto->set_quality(ToProto(result.quality));
   if (!result.group.empty()) proto->set_group_id(std::string(result.group.view()));
+  for (const ReusableRun& run : result.reusable_runs) {
+    v1::ReusableRun* to = proto->add_reusable_runs();
+    to->set_first_token(run.first_token);
+    to->set_token_count(run.token_count);
+    for (const TrieNodeId& node : run.nodes) to->mutable_node_ids()->append(node.view());
+    to->set_node_offset(run.node_offset);
+    to->set_first_position(run.first_position);
+    to->set_source_quality(ToProto(run.source_quality));
+    to->set_fetch_bytes(run.fetch_bytes);
+  }
+  if (result.text_reuse_forbidden) {
+    proto->set_text_reuse_forbidden(
+        static_cast<v1::TextReuseForbidden>(*result.text_reuse_forbidden));
+  }
 }
 
 void ToProto(const SimilarResult& result, v1::SimilarResponse* proto) {

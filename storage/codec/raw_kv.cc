@@ -1,6 +1,8 @@
 #include "storage/codec/raw_kv.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 
 #include "storage/base/check.h"
 #include "storage/codec/codec_kernels.h"
@@ -42,6 +44,15 @@ RawKv::RawKv(const KvGeometry& geometry, const RopeSpec& rope)
 bool RawKv::unrotates_k(std::uint32_t layer) const { return rotations_[layer].pair_count != 0; }
 
 RopeAngles RawKv::AnglesAt(std::uint32_t first_position) const {
+  return AnglesOf(first_position, 1);
+}
+
+RopeAngles RawKv::AnglesOfShift(std::int64_t positions) const {
+  KV_CHECK(std::abs(positions) <= UINT32_MAX);
+  return AnglesOf(static_cast<double>(positions), 0);
+}
+
+RopeAngles RawKv::AnglesOf(double first, double step) const {
   RopeAngles angles;
   for (const std::uint32_t pair_count : pair_counts_) {
     std::vector<float>& table = angles.tables_.emplace_back();
@@ -51,10 +62,10 @@ RopeAngles RawKv::AnglesAt(std::uint32_t first_position) const {
       const double frequency = PortableInversePower(theta_, static_cast<double>(pair) / pair_count);
       float* cosines = table.data() + pair * stride;
       for (std::uint32_t token = 0; token < geometry_.block_tokens(); ++token) {
-        const double angle = (static_cast<double>(first_position) + token) * frequency;
-        const SineAndCosine of = PortableSineAndCosine(angle);
+        const double positions = first + step * token;
+        const SineAndCosine of = PortableSineAndCosine(std::abs(positions) * frequency);
         const auto cosine = static_cast<float>(of.cosine);
-        const auto sine = static_cast<float>(of.sine);
+        const auto sine = static_cast<float>(positions < 0 ? -of.sine : of.sine);
         float* const sines = cosines + pair_count * stride;
         cosines[0] = cosine;
         sines[0] = sine;

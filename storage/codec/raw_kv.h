@@ -50,6 +50,10 @@ class RawKv {
   // machine.
   RopeAngles AnglesAt(std::uint32_t first_position) const;
 
+  // By which K after RoPE is turned to stand so many positions later (less than 2^32), or earlier:
+  // the same for each token of the block.
+  RopeAngles AnglesOfShift(std::int64_t positions) const;
+
   // REQUIRES: raw.size() == geometry().raw_block_bytes(), rows.size() == block_tokens *
   // row_components(layer, kind), angles of this object.
   void ReadRows(std::span<const std::byte> raw, std::uint32_t layer, KvKind kind,
@@ -78,6 +82,8 @@ class RawKv {
     std::uint32_t pair_count = 0;
   };
 
+  // Token i of the block is turned by first + i * step positions.
+  RopeAngles AnglesOf(double first, double step) const;
   void Rotate(std::span<float> rows, std::uint32_t layer, const RopeAngles& angles,
               float direction) const;
 

@@ -25,6 +25,7 @@
 #include "storage/engine/profile_store.h"
 #include "storage/engine/put_session.h"
 #include "storage/engine/similar_result.h"
+#include "storage/engine/text_reuse.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/model_spec.h"
 #include "storage/kv/path.h"
@@ -50,6 +51,8 @@ struct LookupQuery {
   Quality min_quality = Quality::kExact;
   std::chrono::milliseconds lease{0};
   bool want_blocks = false;
+  // Runs of at least so many tokens that are stored under other prefixes are answered too; 0: none.
+  std::uint32_t text_reuse_min_tokens = 0;
 };
 
 struct MatchedBlock {
@@ -69,6 +72,9 @@ struct LookupResult {
   std::uint64_t fetch_bytes = 0;
   Quality quality = Quality::kExact;
   TrieNodeId group;  // session group of the match with the first model; empty = none
+  // As cache.proto says. The lease holds their blocks too.
+  std::vector<ReusableRun> reusable_runs;
+  std::optional<TextReuseForbidden> text_reuse_forbidden;
 };
 
 // How a frame is to be read.
@@ -270,7 +276,7 @@ class Engine {
   std::vector<ModelInfo> ListModels(TenantId tenant) const;
 
   // Longest stored prefix at `min_quality` that all models hold. nullopt: tokens of a node on the
-  // way are not in memory; call Lookup, which may block.
+  // way are not in memory, or other text is searched for; call Lookup, which may block.
   std::optional<absl::StatusOr<LookupResult>> TryLookup(TenantId tenant, const LookupQuery& query);
   absl::StatusOr<LookupResult> Lookup(TenantId tenant, const LookupQuery& query);
   void ReleaseLease(TenantId tenant, const LeaseId& lease);

@@ -69,6 +69,7 @@ struct EngineCounters {
   Counter decoded_blocks{0}, undecoded_blocks{0}, decode_errors{0}, undecodable_frames{0};
   std::atomic<std::int64_t> decode_nanoseconds{0};
   Counter similar_queries{0}, similar_cut_short{0};
+  Counter text_reuse_lookups{0}, text_reuse_forbidden{0}, text_reuse_offered_tokens{0};
   Counter token_cache_misses{0}, syncs{0}, sync_errors{0};
   Counter detached_blocks{0}, lost_members{0};
   Counter recoded_blocks{0}, recoded_raw_bytes{0}, recoded_bytes{0}, recode_failed_blocks{0},
@@ -109,6 +110,7 @@ class TriePutSession;
 //   engine_removal.cc   unlinking: deletes, ends of time, damage
 //   engine_recode.cc    coded frames in the background
 //   engine_references.cc  frames that were coded against others
+//   engine_text_reuse.cc  the same text under other prefixes, for lookups
 //   engine_sync.cc      syncing, freeing, maintenance
 //   engine_recovery.cc  opening
 //   engine_verify.cc    the whole-structure check
@@ -285,6 +287,22 @@ class Engine::Core {
   // RunIndex::kUnreadMax rows; what is not read by then is not compared, and so not found.
   static constexpr int kUnreadRoundsMax = 4;
   void CacheTokensOf(TenantId tenant, std::span<const std::pair<NodeRef, TrieNodeId>> nodes);
+
+  // engine_text_reuse.cc
+  // A run of stored text, and what its nodes were when it was found.
+  struct FoundText {
+    TextRun run;
+    std::vector<TrieNodeId> ids;
+  };
+  // The longest runs of a lookup's text behind `first_token`, by first_token.
+  std::vector<FoundText> FindReusableText(TenantId tenant, ModelSlot slot, const LookupQuery& query,
+                                          const Walked& walked, std::uint32_t first_token);
+  void LeaveOutFirstToken(TextRun* run) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  bool MayBeReused(NodeRef ref, Quality min_quality) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // Those that are still there; their last nodes, which hold all, go into `holds`.
+  void AddReusableRuns(std::span<const FoundText> found, Quality min_quality, LookupResult* result,
+                       std::vector<HoldTable::Hold>* holds)
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
 
   // engine_groups.cc
   // Named sessions and where their rows are about to say that they end; empty: nowhere.

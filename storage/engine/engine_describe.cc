@@ -156,6 +156,9 @@ EngineStats Engine::Core::Stats() {
   stats.refused_full_total = c.refused_full;
   stats.similar_queries_total = c.similar_queries;
   stats.similar_cut_short_total = c.similar_cut_short;
+  stats.text_reuse_lookups_total = c.text_reuse_lookups;
+  stats.text_reuse_forbidden_total = c.text_reuse_forbidden;
+  stats.text_reuse_offered_tokens_total = c.text_reuse_offered_tokens;
   stats.token_cache_misses_total = c.token_cache_misses;
   stats.syncs_total = c.syncs;
   stats.sync_errors_total = c.sync_errors;

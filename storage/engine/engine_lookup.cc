@@ -95,7 +95,16 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
       result.block_tokens = block_tokens;
       slots.push_back(*slot);
     }
+    if (query.text_reuse_min_tokens != 0 && slots.size() == 1) {
+      result.text_reuse_forbidden = options_.text_reuse.Forbids(
+          tenant, query.models.front(), models_.find(slots.front())->second->spec);
+    }
   }
+  const bool reuses_text = query.text_reuse_min_tokens != 0 && !result.text_reuse_forbidden;
+  if (reuses_text && slots.size() > 1) {
+    return absl::InvalidArgumentError("allow_text_reuse: only with a single model id");
+  }
+  if (reuses_text && !may_block) return std::nullopt;
   std::size_t matched = SIZE_MAX;
   for (std::size_t i = 0; i < slots.size(); ++i) {
     PathView path = query.path;
@@ -107,6 +116,12 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
   }
   if (walks.empty()) return absl::InvalidArgumentError("model_ids: at least one is needed");
   result.ignored_tail_tokens = walks.front().ignored_tail_tokens;
+  std::vector<FoundText> text;
+  if (reuses_text) {
+    text = FindReusableText(tenant, slots.front(), query, walks.front(),
+                            static_cast<std::uint32_t>(matched) * result.block_tokens);
+  }
+  std::vector<HoldTable::Hold> text_holds;
 
   // What was found may have gone since; only what is there now is told, and leased.
   const auto fill = [&]() ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
@@ -140,13 +155,15 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
       }
     }
     result.group = GroupOfPath(walks.front().nodes, matched);
+    AddReusableRuns(text, query.min_quality, &result, &text_holds);
   };
   if (query.lease.count() > 0) {
     absl::MutexLock lock(&index_mutex_);
     fill();
-    if (matched > 0) {
-      HoldTable::Lease lease{.tenant = tenant, .holds = {}, .end = {}};
+    if (matched > 0 || !text_holds.empty()) {
+      HoldTable::Lease lease{.tenant = tenant, .holds = std::move(text_holds), .end = {}};
       for (const Walked& walked : walks) {
+        if (matched == 0) break;
         const auto& [ref, id] = walked.nodes[matched - 1];
         lease.holds.push_back({ref, id});
       }
@@ -163,6 +180,13 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
   counters_.lookups.fetch_add(1, std::memory_order_relaxed);
   counters_.lookup_blocks.fetch_add(walks.front().block_count, std::memory_order_relaxed);
   counters_.lookup_hit_blocks.fetch_add(matched, std::memory_order_relaxed);
+  if (query.text_reuse_min_tokens != 0) {
+    ++counters_.text_reuse_lookups;
+    if (result.text_reuse_forbidden) ++counters_.text_reuse_forbidden;
+    for (const ReusableRun& run : result.reusable_runs) {
+      counters_.text_reuse_offered_tokens += run.token_count;
+    }
+  }
   return result;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "storage/engine/text_reuse.h"
 #include "storage/kv/quality.h"
 
 namespace kvtrie {
@@ -55,6 +56,8 @@ struct EngineOptions {
   unsigned recode_cpu_percent = 25;
   // False: only Engine::RunRecoding does it; for tests.
   bool recode_in_background = true;
+
+  TextReusePolicy text_reuse;
 
   // Threads that read and write the disk.
   unsigned io_threads = 4;

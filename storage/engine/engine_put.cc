@@ -85,6 +85,11 @@ absl::Status CheckAnnouncement(const PutAnnouncement& put) {
   if (!IsQuality(put.restored_quality)) {
     return absl::InvalidArgumentError("restored_quality: unknown");
   }
+  if (put.first_reused_block && *put.first_reused_block < put.restored_blocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("first_reused_block: ", *put.first_reused_block, " lies within the ",
+                     put.restored_blocks, " restored_blocks; name the first block behind them"));
+  }
   if (put.beside_exact && put.quality == Quality::kExact) {
     return absl::InvalidArgumentError(
         "beside_exact: is for coded frames; announce a quality less than exact");
@@ -185,6 +190,15 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     KV_ASSIGN_OR_RETURN(session->slot, FindRegistered(tenant, put.path.model));
     session->registered = models_.find(session->slot)->second;
   }
+  if (put.first_reused_block) {
+    // Who cannot be offered any here may have made it by other means.
+    const auto why = options_.text_reuse.Forbids(tenant, put.path.model, session->registered->spec);
+    if (why && *why != TextReuseForbidden::kPositions) {
+      return absl::FailedPreconditionError(
+          "first_reused_block: this server forbids text reuse for this tenant or model "
+          "(--text_reuse, --text_reuse_forbidden_models); put what was computed on exact KV only");
+    }
+  }
   const std::uint32_t block_tokens = session->registered->spec.block_tokens;
   const HashedPath hashed(*hasher_, tenant, put.path, block_tokens);
   const std::uint32_t block_count = hashed.block_count();
@@ -232,14 +246,17 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   const std::uint32_t restored_blocks = on_lossy ? std::min(put.restored_blocks, block_count) : 0;
   if (walked->nodes.size() < restored_blocks) return prefix_is_gone;
   session->lossy_quality = put.restored_quality;
+  session->first_reused_block = put.first_reused_block.value_or(UINT32_MAX);
   Provenance provenance = Provenance::kExact;
   std::uint64_t hash = hasher_->Root(tenant, put.path.model, put.path.salt);
   TrieNodeId parent;
   for (std::uint32_t index = 0; index < block_count; ++index) {
     TriePutSession::Block& block = session->blocks[index];
+    const bool is_reused = index >= session->first_reused_block;
     const bool was_found =
-        index < walked->nodes.size() && (!on_lossy || index < put.restored_blocks);
-    if (was_found ? index >= walked->exact_blocks : on_lossy && index >= put.restored_blocks) {
+        index < walked->nodes.size() && (!on_lossy || index < put.restored_blocks) && !is_reused;
+    if (was_found ? index >= walked->exact_blocks
+                  : is_reused || (on_lossy && index >= put.restored_blocks)) {
       provenance = Provenance::kOnLossy;
     }
     block.provenance = provenance;

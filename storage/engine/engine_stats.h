@@ -56,7 +56,11 @@ struct EngineStats {
   std::uint64_t refused_full_total = 0;
   std::uint64_t similar_queries_total = 0;
   std::uint64_t similar_cut_short_total = 0;  // of them: reached a bound on work
-  std::uint64_t forgotten_runs_total = 0;     // pieces of text that a full run index forgot
+  // Lookups that allowed text reuse; of them, those that may not have it; tokens that were offered.
+  std::uint64_t text_reuse_lookups_total = 0;
+  std::uint64_t text_reuse_forbidden_total = 0;
+  std::uint64_t text_reuse_offered_tokens_total = 0;
+  std::uint64_t forgotten_runs_total = 0;  // pieces of text that a full run index forgot
   std::uint64_t token_cache_misses_total = 0;
   std::uint64_t syncs_total = 0;
   std::uint64_t sync_errors_total = 0;

@@ -58,6 +58,8 @@ struct PutAnnouncement {
   TokenProbabilities probabilities;  // of the path's tokens; may be empty
   std::uint32_t restored_blocks = 0;
   Quality restored_quality = Quality::kExact;
+  // KV from this block on was reused from other text, or computed on such; nullopt: none was.
+  std::optional<std::uint32_t> first_reused_block = {};
   // What will come is at least so good. What is stored at less is missing, what is stored at that
   // or better is a duplicate.
   Quality quality = Quality::kExact;

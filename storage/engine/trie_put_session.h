@@ -44,8 +44,9 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   ExpectedBlock Expect(std::uint32_t block) const;
   // At which KV of this put may be served: on a lossy prefix at no more than that was restored at.
   Quality ServedMax(std::uint32_t block) const {
+    const Quality prefix = block >= first_reused_block ? Quality::kUnrated : lossy_quality;
     const Quality restored =
-        blocks[block].provenance == Provenance::kExact ? Quality::kExact : lossy_quality;
+        blocks[block].provenance == Provenance::kExact ? Quality::kExact : prefix;
     return detaches_at ? LowerOf(restored, *detaches_at) : restored;
   }
   // What a stored frame must be served at for the put to have nothing to add.
@@ -64,6 +65,8 @@ class TriePutSession : public std::enable_shared_from_this<TriePutSession> {
   std::vector<float> block_surprisal_bits;
   Quality quality = Quality::kExact;        // announced
   Quality lossy_quality = Quality::kExact;  // at which the prefix was restored
+  // KV from there on is of no rated quality.
+  std::uint32_t first_reused_block = UINT32_MAX;
   bool beside_exact = false;
   bool only_existing = false;
   bool replaces_larger = false;

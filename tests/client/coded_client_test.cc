@@ -18,6 +18,7 @@
 #include "client/client.h"
 #include "storage/codec/frame_codec.h"
 #include "storage/codec/profile_codec.h"
+#include "storage/codec/rope_shift.h"
 #include "tests/client/server_process.h"
 #include "tests/storage/codec/plain_profile_bytes.h"
 #include "tests/storage/codec/shared_text.h"
@@ -143,7 +144,7 @@ class CodedClientTest : public ::testing::Test {
   const ModelSpec spec_;
   const std::vector<std::byte> profile_;
   const ProfileId profile_id_;
-  ServerProcess server_;
+  ServerProcess server_{{"--text_reuse=all"}};
   ModelId model_;
 };
 
@@ -468,6 +469,70 @@ TEST_F(CodedClientTest, WithoutTokensTheServerDecodes) {
   ASSERT_TRUE(report.all_loaded()) << report.blocks[0].status;
   EXPECT_TRUE(raw == Reference(session, Quality::kHigh));
   EXPECT_EQ(client->stats().decoded_blocks, 0u);
+}
+
+// Blocks at the ends of runs hold tokens that the prompt does not tell: those the server decodes.
+TEST_F(CodedClientTest, ReusedTextIsWhatReadersOfItsSourceGetAtAnotherPosition) {
+  const Session stored(26, 20);
+  const auto client = ConnectWithProfile();
+  ASSERT_TRUE(Put(*client, stored, Quality::kHigh).all_stored());
+  const auto source = Reference(stored, Quality::kHigh);
+  constexpr std::uint32_t kFirst = 21;     // of the run in the prompt
+  constexpr std::uint32_t kPosition = 42;  // and in its source
+  constexpr std::uint32_t kCount = 200;
+  std::vector<TokenId> tokens(kFirst, 7);
+  tokens.insert(tokens.end(), stored.text.tokens.begin() + kPosition,
+                stored.text.tokens.begin() + kPosition + kCount);
+  tokens.resize(14 * 16, 9);
+
+  const std::vector<std::vector<std::byte>> untouched(
+      14, std::vector<std::byte>(source[0].size(), std::byte{0xa5}));
+  auto wanted = untouched;
+  const RopeShift shift(spec_, std::int64_t{kFirst} - kPosition);
+  for (std::uint32_t t = 16; t < kCount; ++t) {
+    shift.Copy(source[(kPosition + t) / 16], (kPosition + t) % 16, wanted[(kFirst + t) / 16],
+               (kFirst + t) % 16, 1);
+  }
+  for (const Coding coding : {Coding::kInProcess, Coding::kServer}) {
+    const auto reader = Connect(coding);
+    const auto found =
+        reader->Lookup(model_, tokens, {.min_quality = Quality::kHigh, .allow_text_reuse = true});
+    ASSERT_TRUE(found.ok()) << found.status();
+    ASSERT_EQ(found->reusable_runs_size(), 1);
+    EXPECT_EQ(found->reusable_runs(0).source_quality(), v1::QUALITY_HIGH);
+    auto raw = untouched;
+    const std::vector<std::span<std::byte>> blocks(raw.begin(), raw.end());
+    const auto report = reader->FetchRuns(model_, *found, {.tokens = tokens, .blocks = blocks},
+                                          {.min_quality = Quality::kHigh, .skip_tokens = 16});
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_TRUE(report->runs[0].status.ok()) << report->runs[0].status;
+    EXPECT_EQ(report->reused_tokens, kCount - 16);
+    EXPECT_EQ(report->runs[0].source_quality, Quality::kHigh);
+    EXPECT_TRUE(raw == wanted);
+    // Of blocks 3 to 15 of the source, all but the last.
+    EXPECT_EQ(reader->stats().decoded_blocks, coding == Coding::kInProcess ? 12u : 0u);
+  }
+}
+
+// Its frames say their own level, which is that of a codec; not of what it coded.
+TEST_F(CodedClientTest, WhatIsCodedOfReusedTextIsUnratedToo) {
+  const Session session(27, 8);
+  const auto client = ConnectWithProfile();
+  PutPath path = PathOf(session, Quality::kHigh);
+  path.first_reused_block = 2;
+  const PutReport put = client->Put({&path, 1})[0];
+  ASSERT_TRUE(put.all_stored()) << put.blocks[0].status;
+  EXPECT_EQ(put.blocks[5].quality, Quality::kHigh);
+  EXPECT_EQ(Find(*client, session, Quality::kHigh).size(), 2u);
+  EXPECT_EQ(Find(*client, session, Quality::kSmall).size(), 2u);
+  ASSERT_EQ(Find(*client, session, Quality::kUnrated).size(), 8u);
+  const Fetched at_high = FetchAt(*client, session, Quality::kHigh);
+  EXPECT_EQ(at_high.report.loaded_blocks, 2u);
+  const Fetched all = FetchAt(*client, session, Quality::kUnrated);
+  ASSERT_TRUE(all.report.all_loaded()) << all.report.blocks[7].status;
+  EXPECT_EQ(all.report.blocks[1].quality, Quality::kHigh);
+  EXPECT_EQ(all.report.blocks[2].quality, Quality::kUnrated);
+  EXPECT_TRUE(all.raw == Reference(session, Quality::kHigh));
 }
 
 TEST_F(CodedClientTest, OtherTokensOrAnotherPositionMakeAMiss) {

@@ -86,7 +86,26 @@ TEST(RequestChecksTest, LookupQuery) {
        {"salt", [](auto& q) { q.set_salt(std::string(257, 's')); }},
        {"extra_keys[0].key", [](auto& q) { q.add_extra_keys(); }},
        {"min_quality", [](auto& q) { q.set_min_quality(static_cast<v1::Quality>(9)); }},
-       {"session_id", [](auto& q) { q.set_session_id(std::string(65, 's')); }}});
+       {"session_id", [](auto& q) { q.set_session_id(std::string(65, 's')); }},
+       {"text_reuse_min_tokens", [](auto& q) { q.set_text_reuse_min_tokens(64); }},
+       {"text_reuse_min_tokens: 31",
+        [](auto& q) {
+          q.set_allow_text_reuse(true);
+          q.set_text_reuse_min_tokens(31);
+        }},
+       {"allow_text_reuse: 2 model_ids",
+        [](auto& q) {
+          q.set_allow_text_reuse(true);
+          q.add_model_ids(kId);
+        }},
+       {"allow_text_reuse: 262145 tokens", [](auto& q) {
+          q.set_allow_text_reuse(true);
+          q.set_tokens(std::string(4 * 262'145, 't'));
+        }}});
+  good.set_allow_text_reuse(true);
+  EXPECT_TRUE(CheckLookupQuery(good).ok());
+  good.set_text_reuse_min_tokens(32);
+  EXPECT_TRUE(CheckLookupQuery(good).ok());
 }
 
 TEST(RequestChecksTest, LookupIsBoundedAsAWhole) {
@@ -165,6 +184,11 @@ TEST(RequestChecksTest, Announce) {
        {"probabilities.top_log_probs",
         [](auto& a) { a.mutable_probabilities()->clear_top_log_probs(); }},
        {"restored_quality", [](auto& a) { a.set_restored_quality(static_cast<v1::Quality>(99)); }},
+       {"first_reused_block: 2",
+        [](auto& a) {
+          a.set_restored_blocks(3);
+          a.set_first_reused_block(2);
+        }},
        {"quality", [](auto& a) { a.set_quality(static_cast<v1::Quality>(6)); }},
        {"beside_exact", [](auto& a) { a.set_beside_exact(true); }},
        {"beside_exact",

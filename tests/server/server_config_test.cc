@@ -130,12 +130,41 @@ TEST(ServerConfigTest, EachKindOfFaultIsRefusedWithItsSetting) {
       {{"--data_dir=/d", "--lane_connections_max=0", "--local_socket=/s"},
        "--local_socket: excludes --lane_connections_max=0"},
       {{"--data_dir=/d", "--read_ahead_bytes=1GiB"}, "--read_ahead_bytes"},
+      {{"--data_dir=/d", "--text_reuse=on"}, "--text_reuse: \"on\""},
+      {{"--data_dir=/d", "--text_reuse="}, "--text_reuse"},
+      {{"--data_dir=/d", "--text_reuse=0"}, "--text_reuse: \"0\""},
+      {{"--data_dir=/d", "--text_reuse=all,1"}, "--text_reuse: \"all,1\""},
+      {{"--data_dir=/d", "--text_reuse_forbidden_models=00ff"},
+       "--text_reuse_forbidden_models: \"00ff\""},
+      {{"--data_dir=/d", "--text_reuse_forbidden_models=zz0102030405060708090a0b0c0d0e0f"},
+       "--text_reuse_forbidden_models: \"zz"},
       {{"--data_dir=/d", "--message_bytes_max=1GiB"}, "--message_bytes_max"},
       {{"--data_dir=/d", "--flagfile=/does/not/exist"}, "/does/not/exist"},
       {{"--data_dir=/d", "--data_dir=/e"}, "second time"},
       {{"data_dir=/d"}, "write --name=value"},
   };
   for (const Case& c : cases) EXPECT_THAT(Refusal(c.arguments), HasSubstr(c.message));
+}
+
+TEST(ServerConfigTest, TextReuseIsOffUnlessSomebodyIsNamed) {
+  const auto policy = [](std::vector<const char*> arguments) {
+    arguments.push_back("--data_dir=/d");
+    const auto config = Read(arguments);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config->engine.text_reuse;
+  };
+  EXPECT_FALSE(policy({}).all_tenants);
+  EXPECT_TRUE(policy({}).tenants.empty());
+  EXPECT_FALSE(policy({"--text_reuse=off"}).all_tenants);
+  EXPECT_TRUE(policy({"--text_reuse=all"}).all_tenants);
+  const TextReusePolicy some =
+      policy({"--text_reuse=1,7",
+              "--text_reuse_forbidden_models="
+              "000102030405060708090a0b0c0d0e0f,FF0102030405060708090A0B0C0D0E0F"});
+  EXPECT_FALSE(some.all_tenants);
+  EXPECT_EQ(some.tenants, (std::vector{TenantId{1}, TenantId{7}}));
+  ASSERT_EQ(some.forbidden_models.size(), 2u);
+  EXPECT_EQ(some.forbidden_models[1].ToHex(), "ff0102030405060708090a0b0c0d0e0f");
 }
 
 TEST(ServerConfigTest, RemoteAddressesNeedAWord) {

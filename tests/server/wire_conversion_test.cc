@@ -122,6 +122,40 @@ TEST(WireConversionTest, LookupNamesTheGroupOfItsMatch) {
   EXPECT_EQ(proto.group_id(), std::string(16, '\5'));
 }
 
+TEST(WireConversionTest, ReusableRunsKeepTheirFields) {
+  LookupResult result;
+  ReusableRun run;
+  run.first_token = 1;
+  run.token_count = 2;
+  run.nodes.resize(2);
+  run.nodes[1].bytes.fill(3);
+  run.node_offset = 4;
+  run.first_position = 5;
+  run.source_quality = Quality::kSmall;
+  run.fetch_bytes = 6;
+  result.reusable_runs = {run};
+  v1::LookupResult proto;
+  ToProto(result, &proto);
+  ASSERT_EQ(proto.reusable_runs_size(), 1);
+  EXPECT_EQ(proto.reusable_runs(0).first_token(), 1u);
+  EXPECT_EQ(proto.reusable_runs(0).token_count(), 2u);
+  EXPECT_EQ(proto.reusable_runs(0).node_ids(), std::string(16, '\0') + std::string(16, '\3'));
+  EXPECT_EQ(proto.reusable_runs(0).node_offset(), 4u);
+  EXPECT_EQ(proto.reusable_runs(0).first_position(), 5u);
+  EXPECT_EQ(proto.reusable_runs(0).source_quality(), v1::QUALITY_SMALL);
+  EXPECT_EQ(proto.reusable_runs(0).fetch_bytes(), 6u);
+  EXPECT_EQ(proto.text_reuse_forbidden(), v1::TEXT_REUSE_FORBIDDEN_UNSPECIFIED);
+  for (const auto& [why, name] :
+       {std::pair(TextReuseForbidden::kServer, v1::TEXT_REUSE_FORBIDDEN_SERVER),
+        std::pair(TextReuseForbidden::kTenant, v1::TEXT_REUSE_FORBIDDEN_TENANT),
+        std::pair(TextReuseForbidden::kModel, v1::TEXT_REUSE_FORBIDDEN_MODEL),
+        std::pair(TextReuseForbidden::kPositions, v1::TEXT_REUSE_FORBIDDEN_POSITIONS)}) {
+    result.text_reuse_forbidden = why;
+    ToProto(result, &proto);
+    EXPECT_EQ(proto.text_reuse_forbidden(), name);
+  }
+}
+
 TEST(WireConversionTest, ProbabilitiesAreSeenInPlace) {
   v1::TokenProbabilities proto;
   proto.set_log_probs("ab");
