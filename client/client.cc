@@ -3,6 +3,7 @@
 #include <grpcpp/client_context.h>
 
 #include <algorithm>
+#include <cmath>
 #include <thread>
 #include <utility>
 
@@ -290,6 +291,7 @@ absl::StatusOr<v1::LookupResult> Client::Lookup(const ModelId& model,
   query->set_session_id(std::string(options.session_id));
   query->set_lease_ms(static_cast<std::uint32_t>(options.lease.count()));
   query->set_want_blocks(options.want_blocks);
+  query->set_want_runs(options.want_runs);
   KV_ASSIGN_OR_RETURN(v1::LookupResponse response, Lookup(request, options.timeout));
   if (response.results_size() != 1) {
     return absl::InternalError("lookup: not one result for one query");
@@ -402,7 +404,17 @@ bool Client::DecodesHere(const KnownModel* model, std::span<const FetchTarget> t
 }
 
 FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> targets,
-                          const FetchOptions& options) {
+                          const FetchOptions& wanted) {
+  const auto began = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::duration in_callbacks{0};
+  FetchOptions options = wanted;
+  if (wanted.on_layer) {
+    options.on_layer = [&](std::uint32_t layer, std::span<const FetchedBlock> blocks) {
+      const auto called = std::chrono::steady_clock::now();
+      wanted.on_layer(layer, blocks);
+      in_callbacks += std::chrono::steady_clock::now() - called;
+    };
+  }
   const Deadline deadline = Deadline::After(Or(options.timeout, options_.bulk_timeout));
   const std::shared_ptr<const KnownModel> known = Known(model);
   std::optional<FrameDecoding> decoding;
@@ -460,6 +472,11 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
     stats_.undecodable_blocks.fetch_add(decoder->undecodable_blocks(), std::memory_order_relaxed);
   }
   Ended(failed);
+  // Pauses before retries say nothing about loading.
+  if (!failed && !backoff.has_value()) {
+    const auto elapsed = std::chrono::steady_clock::now() - began - in_callbacks;
+    CountFetch(assembly, decoder, std::chrono::duration<double>(elapsed).count());
+  }
   stats_.damaged_blocks.fetch_add(assembly.damaged_blocks(), std::memory_order_relaxed);
   stats_.fetched_bytes.fetch_add(assembly.accepted_bytes(), std::memory_order_relaxed);
   FetchReport report = assembly.TakeReport();
@@ -467,6 +484,71 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
     stats_.local_lane_blocks.fetch_add(report.loaded_blocks, std::memory_order_relaxed);
   }
   return report;
+}
+
+void Client::CountFetch(const FetchAssembly& assembly, const FrameDecoding* decoding,
+                        double seconds) {
+  const auto now = std::chrono::steady_clock::now();
+  absl::MutexLock lock(&mutex_);
+  if (decoding != nullptr) {
+    for (const auto& [codec, time] : decoding->decode_times()) {
+      load_rates_.Decoded(codec, time.tokens, time.seconds, now);
+      seconds -= time.seconds;
+    }
+  }
+  load_rates_.Fetched(assembly.accepted_bytes(), seconds, now);
+}
+
+absl::Status Client::ReportPrefill(const ModelId& model, std::uint64_t tokens,
+                                   std::uint64_t context_tokens, double seconds) {
+  if (tokens == 0) return absl::InvalidArgumentError("tokens: must be above 0");
+  if (!(seconds > 0) || !std::isfinite(seconds)) {
+    return absl::InvalidArgumentError("seconds: must be above 0 and finite");
+  }
+  absl::MutexLock lock(&mutex_);
+  if (!models_.contains(model)) {
+    return absl::FailedPreconditionError("the model was not registered by this client");
+  }
+  prefills_[model].Add(tokens, context_tokens, seconds);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LoadPlan> Client::PlanLoad(const ModelId& model, const v1::LookupResult& found,
+                                          std::uint64_t prompt_tokens, const FetchOptions& fetch) {
+  const std::shared_ptr<const KnownModel> known = Known(model);
+  if (known == nullptr) {
+    return absl::FailedPreconditionError("the model was not registered by this client");
+  }
+  std::vector<const v1::BlockRun*> runs;
+  std::uint64_t blocks = 0;
+  for (const v1::BlockRun& run : found.runs()) {
+    if (run.first_block() != blocks || run.block_count() == 0 ||
+        !IsCodec(static_cast<CodecId>(run.codec()))) {
+      return absl::InvalidArgumentError(
+          "runs: do not follow each other, or are of an unknown codec");
+    }
+    blocks += run.block_count();
+    runs.push_back(&run);
+  }
+  if (blocks != found.matched_blocks()) {
+    return absl::InvalidArgumentError(
+        "runs: not those of all matched blocks; look up with want_runs");
+  }
+  const PlannedPrompt prompt{.tokens = prompt_tokens,
+                             .block_tokens = known->geometry.block_tokens(),
+                             .raw_block_bytes = known->geometry.raw_block_bytes()};
+  LoadCost load;
+  PrefillCost prefill;
+  {
+    absl::MutexLock lock(&mutex_);
+    load = load_rates_.cost(std::chrono::steady_clock::now());
+    if (const auto fit = prefills_.find(model); fit != prefills_.end())
+      prefill = fit->second.cost();
+  }
+  load.server_decodes = fetch.form == BlockForm::kRaw && (options_.coding == Coding::kServer ||
+                                                          fetch.min_quality == Quality::kExact);
+  if (fetch.form == BlockForm::kFrame) load.decode_seconds_per_token = {};
+  return kvtrie::PlanLoad(runs, prompt, load, prefill);
 }
 
 absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& options,

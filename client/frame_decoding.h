@@ -20,8 +20,9 @@
 
 namespace kvtrie {
 
-// Frames of one Fetch, on their way from a FetchAssembly to raw KV in the targets. Blocks are decoded
-// together while others arrive; with FetchOptions::on_layer layer by layer, over all blocks.
+// Frames of one Fetch, on their way from a FetchAssembly to raw KV in the targets. Blocks are
+// decoded together while others arrive; with FetchOptions::on_layer layer by layer, over all
+// blocks.
 //
 // What a frame says of itself is held against the target and against what the server said of it:
 // anything doubtful is a miss. Not thread-safe.
@@ -38,6 +39,14 @@ class FrameDecoding {
   // Decodes what can be and pays. Frames that are decoded are given back; blocks that cannot be
   // decoded are missed from then on. With `last`, nothing more arrives.
   void Advance(FetchAssembly& assembly, bool last);
+
+  // What decoding took so far, by the codec of the frames; a group that is decoded together counts
+  // as its first frame's.
+  struct DecodeTime {
+    double tokens = 0;
+    double seconds = 0;
+  };
+  const std::map<CodecId, DecodeTime>& decode_times() const { return decode_times_; }
 
   std::uint64_t decoded_blocks() const { return decoded_blocks_; }
   std::uint64_t undecodable_blocks() const { return undecodable_blocks_; }
@@ -82,6 +91,8 @@ class FrameDecoding {
   // A decoder of the blocks, after so many layers.
   absl::StatusOr<ResidualCodec::Decoder> StartDecoder(std::span<const std::size_t> blocks,
                                                       std::uint32_t layers) const;
+  // That a layer of all batches took.
+  void CountLayer(double seconds);
   // Without blocks that are missed, and with one block each where something in it is bad.
   void Repair(Batch batch, bool split, FetchAssembly& assembly, std::vector<Batch>* repaired);
   FrameToDecode ToDecode(std::size_t i) const;
@@ -101,6 +112,7 @@ class FrameDecoding {
   std::vector<Batch> batches_;
   bool batched_ = false;
   std::uint32_t next_layer_ = 0;
+  std::map<CodecId, DecodeTime> decode_times_;
   std::uint64_t decoded_blocks_ = 0;
   std::uint64_t undecodable_blocks_ = 0;
 };

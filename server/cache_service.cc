@@ -52,6 +52,7 @@ class LookupCall {
       lookup.min_quality = FromProto(query.min_quality());
       lookup.lease = std::chrono::milliseconds(query.lease_ms());
       lookup.want_blocks = query.want_blocks();
+      lookup.want_runs = query.want_runs();
       for (const std::string& model_id : query.model_ids()) {
         lookup.models.push_back(IdFromProto<ModelId>(model_id));
       }

@@ -255,6 +255,12 @@ absl::Status CheckAnnounce(const v1::PutAnnounce& announce, const RequestLimits&
     return Invalid("beside_exact: is for coded frames; announce a quality less than EXACT");
   }
   KV_RETURN_IF_ERROR(CheckEncoding(announce.encoding()));
+  if (const double seconds = announce.compute_seconds_per_token();
+      seconds != 0 && !IsComputeSecondsPerToken(seconds)) {
+    return Invalid("compute_seconds_per_token: ", seconds, " is not between ",
+                   kComputeSecondsPerTokenMin, " and ", kComputeSecondsPerTokenMax,
+                   "; leave it out if it is not known");
+  }
   return CheckPriority(announce.priority());
 }
 

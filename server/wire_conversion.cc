@@ -61,6 +61,18 @@ Selection FromProto(const v1::Selection& proto, std::unique_ptr<RequestPath>* pa
   return selection;
 }
 
+void ToProto(const BlockRun& run, v1::BlockRun* proto) {
+  proto->set_first_block(run.first_block);
+  proto->set_block_count(run.block_count);
+  proto->set_rung(ToProto(RungOf(run.codec)));
+  proto->set_codec(ToProto(run.codec));
+  proto->set_quality(ToProto(run.quality));
+  proto->set_bytes(run.bytes);
+  proto->set_memory_bytes(run.memory_bytes);
+  proto->set_read_seconds(run.read_seconds);
+  proto->set_decode_seconds(run.decode_seconds);
+}
+
 void ToProto(const LookupResult& result, v1::LookupResult* proto) {
   proto->set_matched_blocks(result.matched_blocks);
   proto->set_matched_tokens(result.matched_blocks * result.block_tokens);
@@ -86,6 +98,7 @@ void ToProto(const LookupResult& result, v1::LookupResult* proto) {
   proto->set_fetch_bytes(result.fetch_bytes);
   if (result.matched_blocks > 0) proto->set_quality(ToProto(result.quality));
   if (!result.group.empty()) proto->set_group_id(std::string(result.group.view()));
+  for (const BlockRun& run : result.runs) ToProto(run, proto->add_runs());
 }
 
 void ToProto(const SimilarResult& result, v1::SimilarResponse* proto) {

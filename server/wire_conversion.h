@@ -66,6 +66,7 @@ Selection FromProto(const v1::Selection& proto, std::unique_ptr<RequestPath>* pa
 // What points into the message, which outlives it.
 TokenProbabilities FromProto(const v1::TokenProbabilities& proto);
 
+void ToProto(const BlockRun& run, v1::BlockRun* proto);
 void ToProto(const LookupResult& result, v1::LookupResult* proto);
 // Of each session, the longest runs.
 void ToProto(const SimilarResult& result, v1::SimilarResponse* proto);

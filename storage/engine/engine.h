@@ -50,6 +50,7 @@ struct LookupQuery {
   Quality min_quality = Quality::kExact;
   std::chrono::milliseconds lease{0};
   bool want_blocks = false;
+  bool want_runs = false;
 };
 
 struct MatchedBlock {
@@ -57,6 +58,19 @@ struct MatchedBlock {
   std::uint8_t rungs = 0;  // RungBit of each that is held
   // Of the frame that serves; the size of a raw one where that is the larger of two.
   std::uint64_t stored_bytes = 0;
+};
+
+// Matched blocks in a row whose frames are alike, and what having them costs (cache.proto,
+// BlockRun).
+struct BlockRun {
+  std::uint32_t first_block = 0;
+  std::uint32_t block_count = 0;
+  CodecId codec = CodecId::kRaw;
+  Quality quality = Quality::kExact;
+  std::uint64_t bytes = 0;
+  std::uint64_t memory_bytes = 0;
+  double read_seconds = 0;
+  double decode_seconds = 0;
 };
 
 struct LookupResult {
@@ -68,7 +82,8 @@ struct LookupResult {
   std::chrono::milliseconds lease_granted{0};
   std::uint64_t fetch_bytes = 0;
   Quality quality = Quality::kExact;
-  TrieNodeId group;  // session group of the match with the first model; empty = none
+  TrieNodeId group;            // session group of the match with the first model; empty = none
+  std::vector<BlockRun> runs;  // if wanted
 };
 
 // How a frame is to be read.

@@ -26,6 +26,14 @@ struct EngineOptions {
   // Frames kept in memory. Larger raises the share of gets without disk reads. Keep the sum of the
   // six memory bounds below 80 % of the container's limit.
   std::uint64_t memory_tier_bytes = std::uint64_t{1} << 30;
+  // Of it, for frames that are read before they are asked for, those on their way included: of
+  // blocks that a lookup leases, and then of those that are likely to follow. Larger than what
+  // clients look up and have not fetched yet does nothing. At most half of memory_tier_bytes is
+  // used. 0: nothing is read ahead.
+  std::uint64_t prefetch_bytes = std::uint64_t{64} << 20;
+  // Behind the blocks of a lookup, the one that follows is read ahead while it follows with so much
+  // probability, in percent, as the store's traffic has it. 100: none is.
+  unsigned prefetch_percent_min = 50;
   // Has the system provide that memory at start (in the background) instead of at first use: puts
   // into a fresh server cost half the CPU. Turn it off where other processes should use what this
   // one does not yet.
