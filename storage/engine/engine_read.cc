@@ -402,7 +402,8 @@ void Engine::Core::ReadFrames(std::span<const StoredFrame> frames, ReadAs as, On
       continue;
     }
     const bool posted = read_pool_->TryPost([this, i, frame = frames[i], shared] {
-      // It may have been read ahead while this waited.
+      // It may have been read ahead while this waited, or be on its way.
+      if (prefetcher_ != nullptr) prefetcher_->AwaitReading(frame.at);
       if (auto in_memory = FromMemory(frame)) {
         (*shared)(i, *std::move(in_memory));
         return;

@@ -38,7 +38,14 @@ void MemoryTier::Insert(const PayloadLocation& at, SharedBytes frame) {
   if (bytes > limit_bytes_) return;
   std::vector<SharedBytes> dropped;  // freed after the lock: giving back large buffers takes time
   absl::MutexLock lock(&mutex_);
-  if (entries_.contains(at)) return;
+  if (const auto found = entries_.find(at); found != entries_.end()) {
+    // Read by both at once: to read it ahead was of no use.
+    if (std::exchange(found->second->is_unasked, false)) {
+      CountUnaskedLeft(*found->second);
+      recency_.splice(recency_.begin(), unasked_, found->second);
+    }
+    return;
+  }
   while (used_bytes_ + bytes > limit_bytes_) {
     Drop(unasked_.empty() ? recency_ : unasked_, &dropped);
   }
@@ -81,10 +88,12 @@ void MemoryTier::Drop(Entries& list, std::vector<SharedBytes>* dropped) {
 }
 
 void MemoryTier::CountLeaving(const Entry& entry) {
-  const std::size_t bytes = entry.frame.owner->memory_bytes();
-  used_bytes_ -= bytes;
-  if (!entry.is_unasked) return;
-  prefetch_stats_.unasked_bytes -= bytes;
+  used_bytes_ -= entry.frame.owner->memory_bytes();
+  if (entry.is_unasked) CountUnaskedLeft(entry);
+}
+
+void MemoryTier::CountUnaskedLeft(const Entry& entry) {
+  prefetch_stats_.unasked_bytes -= entry.frame.owner->memory_bytes();
   ++prefetch_stats_.wasted_frames;
   prefetch_stats_.wasted_bytes += entry.frame.view.size();
 }

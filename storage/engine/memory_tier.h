@@ -51,7 +51,7 @@ class MemoryTier {
     // Of frames, as they are served.
     std::uint64_t useful_frames = 0;  // asked for after they had come
     std::uint64_t useful_bytes = 0;
-    std::uint64_t wasted_frames = 0;  // left unasked
+    std::uint64_t wasted_frames = 0;  // left unasked, or were read by others too
     std::uint64_t wasted_bytes = 0;
   };
   PrefetchStats prefetch_stats() const;
@@ -69,6 +69,7 @@ class MemoryTier {
   // The last of a list leaves.
   void Drop(Entries& list, std::vector<SharedBytes>* dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountLeaving(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountUnaskedLeft(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::size_t limit_bytes_;
   const std::size_t prefetch_limit_bytes_;

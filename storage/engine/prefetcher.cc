@@ -84,12 +84,14 @@ void Prefetcher::ReadWaiting() {
     }
     const Item item = std::move(waiting_.front());
     waiting_.pop_front();
+    reading_.insert(item.frame.at);
     mutex_.Unlock();
     std::optional<SharedBytes> bytes;
     if (!tier_.Contains(item.frame.at)) bytes = read_(item.frame);
     const bool is_kept = bytes && tier_.InsertPrefetched(item.frame.at, *bytes, item.may_replace,
                                                          clock_.Monotonic());
     mutex_.Lock();
+    reading_.erase(item.frame.at);
     pending_.erase(item.frame.at);
     stats_.pending_bytes -= MemoryBytes(item.frame.at);
     if (!bytes) continue;
@@ -100,6 +102,14 @@ void Prefetcher::ReadWaiting() {
     stats_.late_bytes += bytes->view.size();
   }
   --readers_;
+}
+
+void Prefetcher::AwaitReading(const PayloadLocation& at) {
+  absl::MutexLock lock(&mutex_);
+  if (!reading_.contains(at)) return;
+  const auto has_come = [this, &at]()
+                            ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !reading_.contains(at); };
+  mutex_.Await(absl::Condition(&has_come));
 }
 
 void Prefetcher::Stop() {

@@ -47,6 +47,10 @@ class Prefetcher {
   // Frames that are not in memory, in the order in which they will be asked for. Does not block.
   void Want(std::span<const StoredFrame> frames, MemoryTier::MayReplace may_replace);
 
+  // Somebody is about to read the frame: if it is on its way, waits until it has come, or failed
+  // to.
+  void AwaitReading(const PayloadLocation& at);
+
   // What waits is forgotten, now and later.
   void Stop();
 
@@ -77,6 +81,7 @@ class Prefetcher {
   mutable absl::Mutex mutex_;
   std::deque<Item> waiting_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<PayloadLocation> pending_ ABSL_GUARDED_BY(mutex_);  // wait, or are read
+  absl::flat_hash_set<PayloadLocation> reading_ ABSL_GUARDED_BY(mutex_);  // of them, on their way
   std::ptrdiff_t readers_ ABSL_GUARDED_BY(mutex_) = 0;                    // of the pool's work
   std::size_t posted_ ABSL_GUARDED_BY(mutex_) = 0;  // of them, not started yet
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;

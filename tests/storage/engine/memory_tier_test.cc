@@ -143,6 +143,17 @@ TEST(MemoryTierTest, WhatWasReadAheadIsUsefulOnceAskedForAndWastedElse) {
   EXPECT_EQ(tier.used_bytes(), kFrameBytes);
 }
 
+TEST(MemoryTierTest, WhatSomebodyElseReadMeanwhileWasReadAheadInVain) {
+  MemoryTier tier(8 * kFrameBytes, 4 * kFrameBytes);
+  EXPECT_TRUE(tier.InsertPrefetched(At(1), FrameOf(1), MayReplace::kOldest, {}));
+  tier.Insert(At(1), FrameOf(1));
+  tier.Get(At(1));
+  EXPECT_EQ(tier.prefetch_stats().unasked_bytes, 0u);
+  EXPECT_EQ(tier.prefetch_stats().useful_frames, 0u);
+  EXPECT_EQ(tier.prefetch_stats().wasted_frames, 1u);
+  EXPECT_EQ(tier.used_bytes(), kFrameBytes);
+}
+
 TEST(MemoryTierTest, WhatWasReadAheadLeavesBeforeAllElse) {
   MemoryTier tier(4 * kFrameBytes, 2 * kFrameBytes);
   tier.Insert(At(1), FrameOf(1));

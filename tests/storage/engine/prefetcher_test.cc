@@ -195,6 +195,23 @@ TEST_F(PrefetcherTest, WhatSomebodyElseHasReadMeanwhileIsLate) {
   EXPECT_EQ(tier_->prefetch_stats().unasked_bytes, 0u);
 }
 
+TEST_F(PrefetcherTest, WhoeverReadsAFrameThatIsOnItsWayWaitsForIt) {
+  Start(2, 50);
+  prefetcher_->AwaitReading(FrameAt(1).at);  // nothing is
+  MayRead(false);
+  Want(FramesFrom(1, 2));
+  while (ReadSoFar().empty()) std::this_thread::yield();
+  prefetcher_->AwaitReading(FrameAt(2).at);  // it has not begun
+  bool was_there = false;
+  std::thread reader([&] {
+    prefetcher_->AwaitReading(FrameAt(1).at);
+    was_there = static_cast<bool>(tier_->Get(FrameAt(1).at));
+  });
+  MayRead(true);
+  reader.join();
+  EXPECT_TRUE(was_there);
+}
+
 TEST_F(PrefetcherTest, StoppedItForgetsAllAndTakesNothing) {
   Start(2, 50);
   MayRead(false);
