@@ -32,7 +32,7 @@ Prefetcher::Prefetcher(std::uint64_t bytes_max, const Clock& clock, MemoryTier& 
       tier_(tier),
       pool_(pool),
       read_(std::move(read)),
-      spared_threads_(pool.thread_count() > 1 ? 1 : 0) {}
+      spared_threads_(static_cast<std::ptrdiff_t>(pool.thread_count()) / 2) {}
 
 Prefetcher::~Prefetcher() = default;
 

@@ -22,7 +22,7 @@ namespace kvtrie {
 struct StoredFrame;
 
 // Reads frames into the memory tier before they are asked for, while the threads that read the disk
-// have nothing better to do: one of them is always left alone, and as soon as anything waits for
+// have nothing better to do: half of them are always left alone, and as soon as anything waits for
 // them all that is still to be read ahead is forgotten.
 //
 // Bounded: frames that wait, are on their way or came and were not asked for yet take `bytes_max`
