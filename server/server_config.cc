@@ -105,9 +105,10 @@ ABSL_FLAG(
     "Of memory_tier_bytes, for blocks that are read from the disk before they are fetched: "
     "those that a Lookup leases, and then those that are likely to follow. At most half of the "
     "tier is used. 0: none.");
-ABSL_FLAG(std::uint32_t, prefetch_percent_min, 50,
-          "Blocks behind those of a Lookup are read ahead while each follows with so much "
-          "probability, 50 to 99 percent. 100: none are.");
+ABSL_FLAG(
+    std::uint32_t, prefetch_percent_min, 50,
+    "Blocks behind those of a Lookup are read ahead while all up to there follow with so much "
+    "probability, 50 to 99 percent. 100: none are.");
 ABSL_FLAG(
     bool, prefault_memory, true,
     "Take memory_tier_bytes from the system at start, not at first use: halves the CPU of puts "

@@ -31,8 +31,8 @@ struct EngineOptions {
   // clients look up and have not fetched yet does nothing. At most half of memory_tier_bytes is
   // used. 0: nothing is read ahead.
   std::uint64_t prefetch_bytes = std::uint64_t{64} << 20;
-  // Behind the blocks of a lookup, the one that follows is read ahead while it follows with so much
-  // probability, in percent, as the store's traffic has it. 100: none is.
+  // Blocks behind those of a lookup are read ahead while all up to there follow with so much
+  // probability, in percent, as the store's traffic has it. 100: none are.
   unsigned prefetch_percent_min = 50;
   // Has the system provide that memory at start (in the background) instead of at first use: puts
   // into a fresh server cost half the CPU. Turn it off where other processes should use what this
