@@ -107,6 +107,22 @@ TEST_F(EnginePrefetchTest, RunsTellCodecAndQuality) {
   EXPECT_EQ(found.runs[0].bytes + found.runs[1].bytes, found.fetch_bytes);
 }
 
+TEST_F(EnginePrefetchTest, RunsOfSeveralModelsAreSums) {
+  Open();
+  const ModelId first = model_;
+  MustPut(tokens_);
+  UseModel(TestModelSpec("other rank"));
+  MustPut(FirstBlocks(5));
+  const auto found = engine_->Lookup(
+      tenant_,
+      {.models = {first, model_}, .path = PathOf(tokens_), .want_blocks = true, .want_runs = true});
+  ASSERT_TRUE(found.ok()) << found.status();
+  ASSERT_EQ(found->runs.size(), 1u);
+  EXPECT_EQ(found->runs[0].block_count, 5u);
+  EXPECT_EQ(found->runs[0].bytes, found->fetch_bytes);
+  EXPECT_EQ(found->runs[0].memory_bytes, found->fetch_bytes);
+}
+
 TEST_F(EnginePrefetchTest, SecondsAreThoseOfTheLastReads) {
   TickingClock clock;
   options_.memory_tier_bytes = 0;
@@ -159,6 +175,19 @@ TEST_F(EnginePrefetchTest, LeasedBlocksAreInMemoryWhenTheyAreFetched) {
   // The sixth was not asked for, and leaves with its block.
   ASSERT_TRUE(engine_->Delete(tenant_, SelectionOf(PathOf(FirstBlocks(6)))).ok());
   EXPECT_EQ(engine_->Stats().prefetch_wasted_frames_total, 1u);
+  EXPECT_EQ(ExpectOwnBytes(tokens_), 5u);
+  ExpectSound();
+}
+
+TEST_F(EnginePrefetchTest, DamageThatIsFoundAheadIsDroppedAndNeverServed) {
+  Open();
+  MustPut(tokens_);
+  const PayloadLocation at = FramesAt(PathOf(tokens_), Quality::kExact)[5]->at;
+  Reopen();
+  DamageRecord(at);
+  EXPECT_EQ(Lease(tokens_).matched_blocks, 8u);
+  EXPECT_EQ(engine_->Stats().corrupt_frames_total, 1u);
+  EXPECT_EQ(engine_->Stats().prefetched_frames_total, 7u);
   EXPECT_EQ(ExpectOwnBytes(tokens_), 5u);
   ExpectSound();
 }
