@@ -93,7 +93,7 @@ struct EngineStats {
   std::uint64_t memory_tier_limit_bytes = 0;
   std::uint64_t prefetch_unasked_bytes = 0;  // of it, read ahead and not asked for yet
   std::uint64_t prefetch_pending_bytes = 0;  // about to be read ahead
-  std::uint64_t prefaulted_bytes = 0;  // of it, taken from the system before its first use
+  std::uint64_t prefaulted_bytes = 0;        // of it, taken from the system before its first use
   std::uint64_t index_bytes = 0;
   std::uint64_t token_cache_bytes = 0;
   std::uint64_t run_index_bytes = 0;
