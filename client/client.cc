@@ -3,6 +3,7 @@
 #include <grpcpp/client_context.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -297,6 +298,7 @@ absl::StatusOr<v1::LookupResult> Client::Lookup(const ModelId& model,
   query->set_want_blocks(options.want_blocks);
   query->set_allow_text_reuse(options.allow_text_reuse);
   query->set_text_reuse_min_tokens(options.text_reuse_min_tokens);
+  query->set_want_runs(options.want_runs);
   KV_ASSIGN_OR_RETURN(v1::LookupResponse response, Lookup(request, options.timeout));
   if (response.results_size() != 1) {
     return absl::InternalError("lookup: not one result for one query");
@@ -416,8 +418,18 @@ FetchReport Client::Fetch(const ModelId& model, std::span<const FetchTarget> tar
 }
 
 FetchReport Client::FetchAll(const ModelId& model, std::span<const FetchTarget> targets,
-                             const FetchOptions& options, bool accept_referenced,
+                             const FetchOptions& wanted, bool accept_referenced,
                              Deadline deadline) {
+  const auto began = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::duration in_callbacks{0};
+  FetchOptions options = wanted;
+  if (wanted.on_layer) {
+    options.on_layer = [&](std::uint32_t layer, std::span<const FetchedBlock> blocks) {
+      const auto called = std::chrono::steady_clock::now();
+      wanted.on_layer(layer, blocks);
+      in_callbacks += std::chrono::steady_clock::now() - called;
+    };
+  }
   const std::shared_ptr<const KnownModel> known = Known(model);
   std::optional<FrameDecoding> decoding;
   if (DecodesHere(known.get(), targets, options)) {
@@ -468,14 +480,19 @@ FetchReport Client::FetchAll(const ModelId& model, std::span<const FetchTarget> 
     last = std::move(status);
   }
 
+  if (decoder != nullptr) decoder->Advance(assembly, /*last=*/true);
+  const auto elapsed = std::chrono::steady_clock::now() - began - in_callbacks;
   std::vector<std::size_t> fetched_again;
   if (decoder != nullptr) {
-    decoder->Advance(assembly, /*last=*/true);
     fetched_again = DecodeMembers(model, *known, targets, decoder, deadline);
     stats_.decoded_blocks.fetch_add(decoder->decoded_blocks(), std::memory_order_relaxed);
     stats_.undecodable_blocks.fetch_add(decoder->undecodable_blocks(), std::memory_order_relaxed);
   }
   Ended(failed);
+  // Pauses before retries say nothing about loading.
+  if (!failed && !backoff.has_value()) {
+    CountFetch(assembly, decoder, std::chrono::duration<double>(elapsed).count());
+  }
   stats_.damaged_blocks.fetch_add(assembly.damaged_blocks(), std::memory_order_relaxed);
   stats_.fetched_bytes.fetch_add(assembly.accepted_bytes(), std::memory_order_relaxed);
   FetchReport report = assembly.TakeReport();
@@ -560,6 +577,71 @@ ReferenceFrames Client::GetReferences(const ModelId& model, const KnownModel& kn
     }
   }
   return frames;
+}
+
+void Client::CountFetch(const FetchAssembly& assembly, const FrameDecoding* decoding,
+                        double seconds) {
+  const auto now = std::chrono::steady_clock::now();
+  absl::MutexLock lock(&mutex_);
+  if (decoding != nullptr) {
+    for (const auto& [codec, time] : decoding->decode_times()) {
+      load_rates_.Decoded(codec, time.tokens, time.seconds, now);
+      seconds -= time.seconds;
+    }
+  }
+  load_rates_.Fetched(assembly.accepted_bytes(), seconds, now);
+}
+
+absl::Status Client::ReportPrefill(const ModelId& model, std::uint64_t tokens,
+                                   std::uint64_t context_tokens, double seconds) {
+  if (tokens == 0) return absl::InvalidArgumentError("tokens: must be above 0");
+  if (!(seconds > 0) || !std::isfinite(seconds)) {
+    return absl::InvalidArgumentError("seconds: must be above 0 and finite");
+  }
+  absl::MutexLock lock(&mutex_);
+  if (!models_.contains(model)) {
+    return absl::FailedPreconditionError("the model was not registered by this client");
+  }
+  prefills_[model].Add(tokens, context_tokens, seconds);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LoadPlan> Client::PlanLoad(const ModelId& model, const v1::LookupResult& found,
+                                          std::uint64_t prompt_tokens, const FetchOptions& fetch) {
+  const std::shared_ptr<const KnownModel> known = Known(model);
+  if (known == nullptr) {
+    return absl::FailedPreconditionError("the model was not registered by this client");
+  }
+  std::vector<const v1::BlockRun*> runs;
+  std::uint64_t blocks = 0;
+  for (const v1::BlockRun& run : found.runs()) {
+    if (run.first_block() != blocks || run.block_count() == 0 ||
+        !IsCodec(static_cast<CodecId>(run.codec()))) {
+      return absl::InvalidArgumentError(
+          "runs: do not follow each other, or are of an unknown codec");
+    }
+    blocks += run.block_count();
+    runs.push_back(&run);
+  }
+  if (blocks != found.matched_blocks()) {
+    return absl::InvalidArgumentError(
+        "runs: not those of all matched blocks; look up with want_runs");
+  }
+  const PlannedPrompt prompt{.tokens = prompt_tokens,
+                             .block_tokens = known->geometry.block_tokens(),
+                             .raw_block_bytes = known->geometry.raw_block_bytes()};
+  LoadCost load;
+  PrefillCost prefill;
+  {
+    absl::MutexLock lock(&mutex_);
+    load = load_rates_.cost(std::chrono::steady_clock::now());
+    if (const auto fit = prefills_.find(model); fit != prefills_.end())
+      prefill = fit->second.cost();
+  }
+  load.server_decodes = fetch.form == BlockForm::kRaw && (options_.coding == Coding::kServer ||
+                                                          fetch.min_quality == Quality::kExact);
+  if (fetch.form == BlockForm::kFrame) load.decode_seconds_per_token = {};
+  return kvtrie::PlanLoad(runs, prompt, load, prefill);
 }
 
 absl::Status Client::FetchAttempt(const ModelId& model, const FetchOptions& options,

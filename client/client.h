@@ -21,6 +21,8 @@
 #include "client/client_options.h"
 #include "client/client_stats.h"
 #include "client/fetch_types.h"
+#include "client/load_plan.h"
+#include "client/load_rates.h"
 #include "client/local_lane.h"
 #include "client/local_region.h"
 #include "client/put_connection.h"
@@ -57,6 +59,8 @@ struct LookupOptions {
   // server's default), for FetchRuns. Such KV is approximate.
   bool allow_text_reuse = false;
   std::uint32_t text_reuse_min_tokens = 0;
+  // Fill the result's runs, for PlanLoad.
+  bool want_runs = false;
   std::chrono::milliseconds timeout{0};
 };
 
@@ -119,6 +123,19 @@ class Client {
   absl::StatusOr<RunsReport> FetchRuns(const ModelId& model, const v1::LookupResult& found,
                                        const RunsTarget& target,
                                        const FetchRunsOptions& options = {});
+  // What the engine measured: computing `tokens` tokens of a prompt behind `context_tokens` others
+  // took so long. PlanLoad weighs loading against it; a report now and then, of prompts long and
+  // short, keeps it true. InvalidArgument names what is out of range.
+  absl::Status ReportPrefill(const ModelId& model, std::uint64_t tokens,
+                             std::uint64_t context_tokens, double seconds);
+  // How many leading blocks of a lookup with want_runs to load, and compute the rest of the prompt
+  // of `prompt_tokens` tokens, to have all of it soonest. `fetch` is what they would be fetched
+  // with. From what the server says of the blocks, what this client's fetches and their decoding
+  // took so far, and ReportPrefill; before there is such a report all are loaded.
+  // FailedPrecondition: the model was not registered by this client. InvalidArgument: the result
+  // has no runs of its blocks.
+  absl::StatusOr<LoadPlan> PlanLoad(const ModelId& model, const v1::LookupResult& found,
+                                    std::uint64_t prompt_tokens, const FetchOptions& fetch = {});
 
   // Writes blocks, all paths at once on one stream. After a loss of the connection, what was not
   // acknowledged is offered again. A call with blocks to encode goes over gRPC. REQUIRES: models
@@ -214,6 +231,7 @@ class Client {
   // What can be had of frames that others were coded against, from memory or the server.
   ReferenceFrames GetReferences(const ModelId& model, const KnownModel& known,
                                 std::span<const TrieNodeId> nodes, Deadline deadline);
+  void CountFetch(const FetchAssembly& assembly, const FrameDecoding* decoding, double seconds);
   void CountEncoded(const PutPath& path, const PutReport& report);
   // Puts that are not done after it failed; their last status is returned.
   absl::Status PutAttempt(std::span<PutProgress*> puts, Deadline deadline, int attempt);
@@ -237,6 +255,8 @@ class Client {
     std::chrono::steady_clock::time_point asked;
   };
   absl::flat_hash_map<ModelId, Newest> newest_profiles_ ABSL_GUARDED_BY(mutex_);
+  LoadRates load_rates_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<ModelId, PrefillFit> prefills_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<PutConnection>> put_connections_ ABSL_GUARDED_BY(mutex_);
   std::chrono::steady_clock::time_point lane_off_until_ ABSL_GUARDED_BY(mutex_);
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);

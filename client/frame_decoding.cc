@@ -1,6 +1,7 @@
 #include "client/frame_decoding.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -16,6 +17,10 @@ namespace {
 
 absl::Status NotTheBlock(const char* what) {
   return absl::DataLossError(absl::StrCat("the frame that came is not the block's: ", what));
+}
+
+double SecondsSince(std::chrono::steady_clock::time_point began) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
 ProfileId ProfileOf(const FrameView& frame) {
@@ -150,6 +155,7 @@ void FrameDecoding::DecodeWhole(std::span<const std::size_t> blocks, FetchAssemb
   const std::size_t at_once = CodingBlocks(geometry_.block_tokens());
   const std::size_t parts = (blocks.size() + at_once - 1) / at_once;
   std::vector<absl::Status> statuses(blocks.size());
+  const auto began = std::chrono::steady_clock::now();
   OnThreads(threads_, parts, [&](std::size_t part) {
     std::vector<FrameToDecode> together;
     const std::size_t end = std::min(blocks.size(), (part + 1) * at_once);
@@ -161,6 +167,9 @@ void FrameDecoding::DecodeWhole(std::span<const std::size_t> blocks, FetchAssemb
       statuses[b] = codec.Decode({&alone, 1});
     }
   });
+  DecodeTime& time = decode_times_[blocks_[blocks.front()].frame->codec()];
+  time.tokens += static_cast<double>(blocks.size() * geometry_.block_tokens());
+  time.seconds += SecondsSince(began);
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     if (!statuses[b].ok()) Miss(blocks[b], std::move(statuses[b]), assembly);
   }
@@ -275,6 +284,17 @@ absl::Status FrameDecoding::DecodeLayer(Batch& batch) const {
   return absl::OkStatus();
 }
 
+void FrameDecoding::CountLayer(double seconds) {
+  double blocks = 0;
+  for (const Batch& batch : batches_) blocks += static_cast<double>(batch.blocks.size());
+  for (const Batch& batch : batches_) {
+    const auto of_batch = static_cast<double>(batch.blocks.size());
+    DecodeTime& time = decode_times_[blocks_[batch.blocks.front()].frame->codec()];
+    time.tokens += of_batch * geometry_.block_tokens() / geometry_.layer_count();
+    time.seconds += seconds * of_batch / blocks;
+  }
+}
+
 void FrameDecoding::Repair(Batch batch, bool split, FetchAssembly& assembly,
                            std::vector<Batch>* repaired) {
   std::erase_if(batch.blocks, [this](std::size_t i) { return blocks_[i].closed; });
@@ -332,8 +352,10 @@ void FrameDecoding::AdvanceLayers(FetchAssembly& assembly, bool last) {
       if (block.sections == 0 || block.layers[block.sections - 1] <= next_layer_) return;
     }
     std::vector<absl::Status> statuses(batches_.size());
+    const auto began = std::chrono::steady_clock::now();
     OnThreads(threads_, batches_.size(),
               [&](std::size_t b) { statuses[b] = DecodeLayer(batches_[b]); });
+    CountLayer(SecondsSince(began));
     std::vector<Batch> good;
     for (std::size_t b = 0; b < batches_.size(); ++b) {
       if (statuses[b].ok()) {

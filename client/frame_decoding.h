@@ -42,6 +42,13 @@ class FrameDecoding {
   std::vector<MemberFrame> TakeMembers() { return std::move(members_); }
   // The codec for frames that name this profile.
   absl::StatusOr<std::shared_ptr<const FrameCodec>> CodecOfProfile(const ProfileId& profile);
+  // What decoding took so far, by the codec of the frames; a group that is decoded together counts
+  // as its first frame's.
+  struct DecodeTime {
+    double tokens = 0;
+    double seconds = 0;
+  };
+  const std::map<CodecId, DecodeTime>& decode_times() const { return decode_times_; }
 
   std::uint64_t decoded_blocks() const { return decoded_blocks_; }
   std::uint64_t undecodable_blocks() const { return undecodable_blocks_; }
@@ -86,6 +93,8 @@ class FrameDecoding {
   // A decoder of the blocks, after so many layers.
   absl::StatusOr<ResidualCodec::Decoder> StartDecoder(std::span<const std::size_t> blocks,
                                                       std::uint32_t layers) const;
+  // That a layer of all batches took.
+  void CountLayer(double seconds);
   // Without blocks that are missed, and with one block each where something in it is bad.
   void Repair(Batch batch, bool split, FetchAssembly& assembly, std::vector<Batch>* repaired);
   FrameToDecode ToDecode(std::size_t i) const;
@@ -106,6 +115,7 @@ class FrameDecoding {
   std::vector<Batch> batches_;
   bool batched_ = false;
   std::uint32_t next_layer_ = 0;
+  std::map<CodecId, DecodeTime> decode_times_;
   std::uint64_t decoded_blocks_ = 0;
   std::uint64_t undecodable_blocks_ = 0;
 };

@@ -141,6 +141,7 @@ v1::PutAnnounce PutProgress::Announce(std::uint64_t put_id) {
   announce.set_durable(path_.durable);
   announce.set_ttl_seconds(static_cast<std::uint32_t>(path_.ttl.count()));
   announce.set_priority(path_.priority);
+  announce.set_compute_seconds_per_token(path_.compute_seconds_per_token);
   if (eager_) {
     for (std::uint32_t i = 0; i < offered_; ++i) to_send_.push_back(i);
   }

@@ -60,6 +60,9 @@ struct PutPath {
   bool durable = false;
   std::chrono::seconds ttl{0};
   std::uint32_t priority = 0;
+  // What computing the KV of the blocks that are new took, per token, mean over them; 0: not known.
+  // By that the server knows what it costs to lose them.
+  double compute_seconds_per_token = 0;
 };
 
 struct PutBlockReport {

@@ -57,6 +57,7 @@ class LookupCall {
                                            ? query.text_reuse_min_tokens()
                                            : kReusableRunTokensDefault;
       }
+      lookup.want_runs = query.want_runs();
       for (const std::string& model_id : query.model_ids()) {
         lookup.models.push_back(IdFromProto<ModelId>(model_id));
       }

@@ -210,7 +210,8 @@ absl::StatusOr<std::unique_ptr<PutStream::Announced>> PutStream::PrepareAnnounce
                              .want_references = proto.want_references(),
                              .durable = proto.durable(),
                              .ttl = std::chrono::seconds(proto.ttl_seconds()),
-                             .priority = proto.priority()};
+                             .priority = proto.priority(),
+                             .compute_seconds_per_token = proto.compute_seconds_per_token()};
   return announced;
 }
 

@@ -291,6 +291,12 @@ absl::Status CheckAnnounce(const v1::PutAnnounce& announce, const RequestLimits&
        announce.quality() == v1::QUALITY_EXACT)) {
     return Invalid("want_references: needs ENCODING_FRAME and a quality less than EXACT");
   }
+  if (const double seconds = announce.compute_seconds_per_token();
+      seconds != 0 && !IsComputeSecondsPerToken(seconds)) {
+    return Invalid("compute_seconds_per_token: ", seconds, " is not between ",
+                   kComputeSecondsPerTokenMin, " and ", kComputeSecondsPerTokenMax,
+                   "; leave it out if it is not known");
+  }
   return CheckPriority(announce.priority());
 }
 

@@ -104,6 +104,15 @@ ABSL_FLAG(ByteSize, memory_tier_bytes, ByteSize{1 * kGiB},
           "Frames kept in memory. Larger: more reads without the disk. Keep the sum of all memory "
           "settings below 80 % of the container's limit.");
 ABSL_FLAG(
+    ByteSize, prefetch_bytes, ByteSize{64 * kMiB},
+    "Of memory_tier_bytes, for blocks that are read from the disk before they are fetched: "
+    "those that a Lookup leases, and then those that are likely to follow. At most half of the "
+    "tier is used. 0: none.");
+ABSL_FLAG(
+    std::uint32_t, prefetch_percent_min, 50,
+    "Blocks behind those of a Lookup are read ahead while all up to there follow with so much "
+    "probability, 50 to 99 percent. 100: none are.");
+ABSL_FLAG(
     bool, prefault_memory, true,
     "Take memory_tier_bytes from the system at start, not at first use: halves the CPU of puts "
     "into a fresh server.");
@@ -312,6 +321,9 @@ class ConfigBuilder {
       Fail("memory_tier_bytes", absl::StrCat(engine->memory_tier_bytes, " is more than the ",
                                              machine_bytes, " bytes of this machine's memory"));
     }
+    engine->prefetch_bytes = absl::GetFlag(FLAGS_prefetch_bytes).bytes;
+    engine->prefetch_percent_min =
+        Between("prefetch_percent_min", absl::GetFlag(FLAGS_prefetch_percent_min), 50u, 100u);
     engine->prefault_memory = absl::GetFlag(FLAGS_prefault_memory);
     engine->token_cache_bytes = absl::GetFlag(FLAGS_token_cache_bytes).bytes;
     engine->put_memory_bytes = absl::GetFlag(FLAGS_put_memory_bytes).bytes;

@@ -81,6 +81,18 @@ Selection FromProto(const v1::Selection& proto, std::unique_ptr<RequestPath>* pa
   return selection;
 }
 
+void ToProto(const BlockRun& run, v1::BlockRun* proto) {
+  proto->set_first_block(run.first_block);
+  proto->set_block_count(run.block_count);
+  proto->set_rung(ToProto(RungOf(run.codec)));
+  proto->set_codec(ToProto(run.codec));
+  proto->set_quality(ToProto(run.quality));
+  proto->set_bytes(run.bytes);
+  proto->set_memory_bytes(run.memory_bytes);
+  proto->set_read_seconds(run.read_seconds);
+  proto->set_decode_seconds(run.decode_seconds);
+}
+
 void ToProto(const LookupResult& result, v1::LookupResult* proto) {
   proto->set_matched_blocks(result.matched_blocks);
   proto->set_matched_tokens(result.matched_blocks * result.block_tokens);
@@ -120,6 +132,7 @@ void ToProto(const LookupResult& result, v1::LookupResult* proto) {
     proto->set_text_reuse_forbidden(
         static_cast<v1::TextReuseForbidden>(*result.text_reuse_forbidden));
   }
+  for (const BlockRun& run : result.runs) ToProto(run, proto->add_runs());
 }
 
 void ToProto(const SimilarResult& result, v1::SimilarResponse* proto) {

@@ -68,6 +68,7 @@ TokenProbabilities FromProto(const v1::TokenProbabilities& proto);
 
 // Only what a plan says of coding.
 void ToProto(const CodingPlan& coding, v1::PutPlan* plan);
+void ToProto(const BlockRun& run, v1::BlockRun* proto);
 void ToProto(const LookupResult& result, v1::LookupResult* proto);
 // Of each session, the longest runs.
 void ToProto(const SimilarResult& result, v1::SimilarResponse* proto);

@@ -67,7 +67,7 @@ Engine::Core::Core(const EngineOptions& options, Clock& clock,
       events_(NewEpoch(), options.event_log_max),
       put_budget_(options.put_memory_bytes),
       codec_(std::move(codec)),
-      tier_(options.memory_tier_bytes),
+      tier_(options.memory_tier_bytes, PrefetchBytes()),
       index_(options.token_cache_bytes),
       groups_(index_, options.group_threshold_bits) {}
 
@@ -83,6 +83,7 @@ Engine::Core::~Core() {
   if (!opened_) return;
   // Pools run out first, and stay: their work may post to one another and hand things to the
   // syncer.
+  if (prefetcher_ != nullptr) prefetcher_->Stop();
   blocking_pool_->Finish();
   read_pool_->Finish();
   decode_pool_->Finish();

@@ -53,6 +53,7 @@ struct LookupQuery {
   bool want_blocks = false;
   // Runs of at least so many tokens that are stored under other prefixes are answered too; 0: none.
   std::uint32_t text_reuse_min_tokens = 0;
+  bool want_runs = false;
 };
 
 struct MatchedBlock {
@@ -60,6 +61,19 @@ struct MatchedBlock {
   std::uint8_t rungs = 0;  // RungBit of each that is held
   // Of the frame that serves; the size of a raw one where that is the larger of two.
   std::uint64_t stored_bytes = 0;
+};
+
+// Matched blocks in a row whose frames are alike, and what having them costs (cache.proto,
+// BlockRun).
+struct BlockRun {
+  std::uint32_t first_block = 0;
+  std::uint32_t block_count = 0;
+  CodecId codec = CodecId::kRaw;
+  Quality quality = Quality::kExact;
+  std::uint64_t bytes = 0;
+  std::uint64_t memory_bytes = 0;
+  double read_seconds = 0;
+  double decode_seconds = 0;
 };
 
 struct LookupResult {
@@ -75,6 +89,7 @@ struct LookupResult {
   // As cache.proto says. The lease holds their blocks too.
   std::vector<ReusableRun> reusable_runs;
   std::optional<TextReuseForbidden> text_reuse_forbidden;
+  std::vector<BlockRun> runs;  // if wanted
 };
 
 // How a frame is to be read.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -27,8 +28,10 @@
 #include "storage/engine/frame_census.h"
 #include "storage/engine/hold_table.h"
 #include "storage/engine/memory_tier.h"
+#include "storage/engine/prefetcher.h"
 #include "storage/engine/reference_counts.h"
 #include "storage/engine/retention_policy.h"
+#include "storage/engine/throughput_meter.h"
 #include "storage/engine/work_pool.h"
 #include "storage/group/session_groups.h"
 #include "storage/meta/meta_store.h"
@@ -101,6 +104,7 @@ class TriePutSession;
 //   engine_paths.cc     what is done to a path: touch, pins, retention
 //   engine_describe.cc  what nodes and the store are like
 //   engine_groups.cc    session groups, and where named sessions end
+//   engine_prefetch.cc  what matched blocks cost to have; reading ahead
 //   engine_read.cc      finding, reading and decoding frames
 //   engine_put.cc       puts: sessions and writing
 //   engine_publish.cc   puts: rows and index
@@ -277,6 +281,27 @@ class Engine::Core {
   std::size_t CompareWithRows(const std::vector<std::pair<NodeRef, TrieNodeId>>& nodes,
                               const std::vector<std::uint32_t>& unverified, TenantId tenant,
                               const HashedPath& path);
+
+  // engine_prefetch.cc
+  // Of one model, in order: the frame that serves each matched block. A frame whose place only a
+  // row knows has none.
+  using ServingFrames = std::vector<StoredFrame>;
+  std::vector<bool> InMemory(const ServingFrames& frames) const;
+  std::vector<BlockRun> RunsOf(std::span<const ServingFrames> models,
+                               const std::vector<std::vector<bool>>& in_memory) const;
+  // Has the frames of a lookup that are not in memory read, and those that are likely to be asked
+  // for next. `tail`: tokens behind the blocks of the query; nullopt: not all of these are stored,
+  // so that others follow.
+  void Prefetch(const LookupQuery& query, std::span<const ServingFrames> models,
+                const std::vector<std::vector<bool>>& in_memory,
+                std::optional<std::span<const TokenId>> tail);
+  // Frames of blocks that are likely to follow a node, and do not contradict the tokens that do.
+  std::vector<StoredFrame> LikelyNextFrames(const TrieNodeId& last, std::span<const TokenId> tail,
+                                            Quality min_quality);
+  std::optional<SharedBytes> ReadAhead(const StoredFrame& frame);
+  std::uint64_t PrefetchBytes() const {
+    return std::min(options_.prefetch_bytes, options_.memory_tier_bytes / 2);
+  }
 
   // engine_similar.cc
   // As in RunQuery.
@@ -623,6 +648,8 @@ class Engine::Core {
   std::unique_ptr<TrieNodeNamer> namer_;
   MemoryTier tier_;
   EngineCounters counters_;
+  ThroughputMeters read_meters_{clock_};    // bytes of records, from the disk
+  ThroughputMeters decode_meters_{clock_};  // bytes of raw frames
   LogLimiter damage_lines_{std::chrono::seconds(1)};
   bool opened_ = false;                     // constant after Open
   std::uint64_t allocate_ahead_bytes_ = 0;  // constant after Open
@@ -636,7 +663,7 @@ class Engine::Core {
   std::unique_ptr<RunIndex> runs_ ABSL_PT_GUARDED_BY(index_mutex_);  // constant after LoadIdentity
   SessionEnds session_ends_ ABSL_GUARDED_BY(index_mutex_);
   SessionGroups groups_ ABSL_GUARDED_BY(index_mutex_);
-  // Changed under change_mutex_ as well, but for Uses.
+  // Changed under change_mutex_ as well, but for Uses and ComputeMeasured.
   RetentionPolicy retention_ ABSL_GUARDED_BY(index_mutex_){index_};
   absl::flat_hash_map<ModelSlot, std::shared_ptr<const RegisteredModel>> models_
       ABSL_GUARDED_BY(index_mutex_);
@@ -676,6 +703,7 @@ class Engine::Core {
   bool sweep_sessions_ ABSL_GUARDED_BY(change_mutex_) = true;
 
   std::unique_ptr<WorkPool> read_pool_;
+  std::unique_ptr<Prefetcher> prefetcher_;  // null: nothing is read ahead
   std::unique_ptr<WorkPool> write_pool_;
   std::unique_ptr<WorkPool> decode_pool_;  // reads what it decodes
   absl::Mutex recode_mutex_ ABSL_ACQUIRED_BEFORE(change_mutex_, index_mutex_);

@@ -202,6 +202,20 @@ EngineStats Engine::Core::Stats() {
   stats.disk_limit_bytes = options_.disk_limit_bytes;
   stats.segment_count = payload_->Usage().segment_count;
   stats.memory_tier_bytes = tier_.used_bytes();
+  const MemoryTier::PrefetchStats prefetched = tier_.prefetch_stats();
+  stats.prefetch_unasked_bytes = prefetched.unasked_bytes;
+  stats.prefetch_useful_frames_total = prefetched.useful_frames;
+  stats.prefetch_useful_bytes_total = prefetched.useful_bytes;
+  stats.prefetch_wasted_frames_total = prefetched.wasted_frames;
+  stats.prefetch_wasted_bytes_total = prefetched.wasted_bytes;
+  if (prefetcher_ != nullptr) {
+    const Prefetcher::Stats read_ahead = prefetcher_->stats();
+    stats.prefetch_pending_bytes = read_ahead.pending_bytes;
+    stats.prefetched_frames_total = read_ahead.frames;
+    stats.prefetched_bytes_total = read_ahead.bytes;
+    stats.prefetch_wasted_frames_total += read_ahead.late_frames;
+    stats.prefetch_wasted_bytes_total += read_ahead.late_bytes;
+  }
   stats.memory_tier_limit_bytes = options_.memory_tier_bytes;
   stats.prefaulted_bytes = prefaulted_bytes_;
   stats.put_memory_bytes = put_budget_.used_bytes();

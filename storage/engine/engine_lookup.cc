@@ -123,6 +123,8 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
   }
   std::vector<HoldTable::Hold> text_holds;
 
+  const bool prefetches = prefetcher_ != nullptr && query.lease.count() > 0;
+  std::vector<ServingFrames> frames(query.want_runs || prefetches ? walks.size() : 0);
   // What was found may have gone since; only what is there now is told, and leased.
   const auto fill = [&]() ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
     for (const Walked& walked : walks) {
@@ -139,6 +141,7 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
     if (query.want_blocks) result.blocks.resize(walks.size());
     for (std::size_t i = 0; i < walks.size(); ++i) {
       if (query.want_blocks) result.blocks[i].reserve(matched);
+      if (!frames.empty()) frames[i].reserve(matched);
       for (std::size_t block = 0; block < matched; ++block) {
         const NodeRef ref = walks[i].nodes[block].first;
         const IndexNode& node = index_.node(ref);
@@ -152,6 +155,12 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
         result.quality =
             LowerOf(result.quality, from_index ? node.quality() : node.other_quality());
         if (query.want_blocks) result.blocks[i].push_back({node.id, RungBitsOf(node), bytes});
+        if (frames.empty()) continue;
+        frames[i].push_back(FrameInIndex(node));
+        if (from_index) continue;
+        frames[i].back().at = {.record_bytes = static_cast<std::uint32_t>(bytes)};
+        frames[i].back().codec = CodecId::kRaw;
+        frames[i].back().quality = node.other_quality();
       }
     }
     result.group = GroupOfPath(walks.front().nodes, matched);
@@ -175,6 +184,16 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
   } else {
     absl::ReaderMutexLock lock(&index_mutex_);
     fill();
+  }
+  if (!frames.empty() && matched > 0) {
+    std::vector<std::vector<bool>> in_memory;
+    for (const ServingFrames& of_model : frames) in_memory.push_back(InMemory(of_model));
+    if (query.want_runs) result.runs = RunsOf(frames, in_memory);
+    if (prefetches) {
+      const auto tail = query.path.tokens.last(result.ignored_tail_tokens);
+      Prefetch(query, frames, in_memory,
+               matched == walks.front().block_count ? std::optional(tail) : std::nullopt);
+    }
   }
   result.matched_blocks = static_cast<std::uint32_t>(matched);
   counters_.lookups.fetch_add(1, std::memory_order_relaxed);

@@ -21,6 +21,9 @@ absl::Status EngineOptions::Validate() const {
   if (disk_limit_bytes < 2 * segment_bytes) {
     return fault("disk_limit_bytes", "must be at least two segments (segment_bytes)");
   }
+  if (prefetch_percent_min < 50 || prefetch_percent_min > 100) {
+    return fault("prefetch_percent_min", "must be between 50 and 100");
+  }
   if (token_cache_bytes < kMiB) return fault("token_cache_bytes", "must be at least 1 MiB");
   if (put_memory_bytes < kMiB) return fault("put_memory_bytes", "must be at least 1 MiB");
   if (index_bytes_max < kMiB) return fault("index_bytes_max", "must be at least 1 MiB");

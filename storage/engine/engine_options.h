@@ -27,6 +27,14 @@ struct EngineOptions {
   // Frames kept in memory. Larger raises the share of gets without disk reads. Keep the sum of the
   // six memory bounds below 80 % of the container's limit.
   std::uint64_t memory_tier_bytes = std::uint64_t{1} << 30;
+  // Of it, for frames that are read before they are asked for, those on their way included: of
+  // blocks that a lookup leases, and of those likely to follow. At most half of memory_tier_bytes
+  // is used; 0: nothing is read ahead. The default is what a disk of 1 GB/s reads in 64 ms: more
+  // helps where more than that is looked up, or time passes, before it is fetched.
+  std::uint64_t prefetch_bytes = std::uint64_t{64} << 20;
+  // Blocks behind those of a lookup are read ahead while all up to there follow with so much
+  // probability, in percent, as the store's traffic has it. 100: none are.
+  unsigned prefetch_percent_min = 50;
   // Has the system provide that memory at start (in the background) instead of at first use: puts
   // into a fresh server cost half the CPU. Turn it off where other processes should use what this
   // one does not yet.

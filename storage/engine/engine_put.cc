@@ -80,6 +80,12 @@ absl::Status CheckAnnouncement(const PutAnnouncement& put) {
     }
     before = &extra;
   }
+  if (put.compute_seconds_per_token != 0 &&
+      !IsComputeSecondsPerToken(put.compute_seconds_per_token)) {
+    return absl::InvalidArgumentError(
+        "compute_seconds_per_token: must be between 1e-9 and 1000; leave it out if it is not "
+        "known");
+  }
   if (put.ttl.count() < 0) return absl::InvalidArgumentError("ttl: must not be negative");
   if (!IsQuality(put.quality)) return absl::InvalidArgumentError("quality: unknown");
   if (!IsQuality(put.restored_quality)) {
@@ -291,6 +297,10 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
       } else {
         block.state = TriePutSession::State::kFailed;  // nobody will send it
       }
+    }
+    if (put.compute_seconds_per_token != 0 && !session->missing_blocks.empty()) {
+      retention_.ComputeMeasured(session->slot, session->missing_blocks.front() + 1,
+                                 session->missing_blocks.back() + 1, put.compute_seconds_per_token);
     }
     if (session->hold.ref != 0) holds_.Take(session->hold);
     deepest_stored = session->hold.id;

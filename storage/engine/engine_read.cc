@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "storage/base/byte_reader.h"
@@ -134,7 +135,11 @@ std::optional<LoadedFrame> Engine::Core::FromMemory(const StoredFrame& frame) {
 }
 
 absl::StatusOr<LoadedFrame> Engine::Core::LoadFrame(const StoredFrame& frame) {
-  KV_ASSIGN_OR_RETURN(StoredPayload stored, payload_->Read(frame.at));
+  ThroughputMeter& meter = read_meters_.Of(frame.codec);
+  meter.Begin();
+  absl::StatusOr<StoredPayload> read = payload_->Read(frame.at);
+  meter.End(read.ok() ? frame.at.record_bytes : 0);
+  KV_ASSIGN_OR_RETURN(StoredPayload stored, std::move(read));
   const auto descriptor = NodeDescriptor::Decode(AsText(stored.descriptor));
   if (!descriptor.ok() || descriptor->node != frame.node) {
     return absl::DataLossError("the record belongs to another trie node");
@@ -293,11 +298,18 @@ std::vector<absl::StatusOr<LoadedFrame>> Engine::Core::DecodeFrames(
     }
     to_decode[d].references = reference_blocks[d];
   }
+  // Each codec of a group is taken to have needed all the time of it: groups are of one, mostly.
+  std::map<CodecId, double> raw_bytes;
+  for (const FrameToDecode& decoding : to_decode) {
+    raw_bytes[decoding.frame.codec()] += static_cast<double>(model->raw_frame_bytes);
+  }
+  for (const auto& [codec, bytes] : raw_bytes) decode_meters_.Of(codec).Begin();
   const auto began = clock_.Monotonic();
   const std::vector<absl::Status> statuses = codec_->Decode(model->spec, to_decode, *profiles_);
   counters_.decode_nanoseconds.fetch_add(
       std::chrono::duration_cast<std::chrono::nanoseconds>(clock_.Monotonic() - began).count(),
       std::memory_order_relaxed);
+  for (const auto& [codec, bytes] : raw_bytes) decode_meters_.Of(codec).End(bytes);
 
   for (std::size_t d = 0; d < decodings.size(); ++d) {
     absl::StatusOr<LoadedFrame>& result = results[decodings[d].index];
@@ -411,6 +423,12 @@ void Engine::Core::ReadFrames(std::span<const StoredFrame> frames, ReadAs as, On
       continue;
     }
     const bool posted = read_pool_->TryPost([this, i, frame = frames[i], shared] {
+      // It may have been read ahead while this waited, or be on its way.
+      if (prefetcher_ != nullptr) prefetcher_->AwaitReading(frame.at);
+      if (auto in_memory = FromMemory(frame)) {
+        (*shared)(i, *std::move(in_memory));
+        return;
+      }
       auto loaded = ReadFromDisk(frame);
       if (loaded.ok()) tier_.Insert(frame.at, loaded->bytes);
       (*shared)(i, std::move(loaded));

@@ -120,6 +120,11 @@ absl::Status Engine::Core::Open(const OpenProgress& progress) {
   decode_pool_ = std::make_unique<WorkPool>(options_.decode_threads, options_.io_queue_max);
   write_pool_ = std::make_unique<WorkPool>(options_.io_threads, options_.io_queue_max);
   blocking_pool_ = std::make_unique<WorkPool>(kBlockingThreads, options_.io_queue_max);
+  if (PrefetchBytes() > 0) {
+    prefetcher_ =
+        std::make_unique<Prefetcher>(PrefetchBytes(), clock_, tier_, *read_pool_,
+                                     [this](const StoredFrame& frame) { return ReadAhead(frame); });
+  }
   opened_ = true;
   // A store that was opened with a smaller limit shrinks before it serves.
   while (options_.eviction && DiskBytes() > options_.disk_limit_bytes) {

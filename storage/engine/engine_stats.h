@@ -26,6 +26,14 @@ struct EngineStats {
   std::uint64_t memory_reads_total = 0;
   std::uint64_t disk_reads_total = 0;
   std::uint64_t disk_read_bytes_total = 0;
+  // Frames that were read before they were asked for. Of them, those that were read from memory
+  // then; and those that were not, and have left it.
+  std::uint64_t prefetched_frames_total = 0;
+  std::uint64_t prefetched_bytes_total = 0;
+  std::uint64_t prefetch_useful_frames_total = 0;
+  std::uint64_t prefetch_useful_bytes_total = 0;
+  std::uint64_t prefetch_wasted_frames_total = 0;
+  std::uint64_t prefetch_wasted_bytes_total = 0;
   std::uint64_t missed_reads_total = 0;    // named by a client, not stored (any more)
   std::uint64_t corrupt_frames_total = 0;  // failed their check; dropped, never served
   std::uint64_t read_errors_total = 0;
@@ -89,7 +97,9 @@ struct EngineStats {
   std::uint64_t segment_count = 0;
   std::uint64_t memory_tier_bytes = 0;
   std::uint64_t memory_tier_limit_bytes = 0;
-  std::uint64_t prefaulted_bytes = 0;  // of it, taken from the system before its first use
+  std::uint64_t prefetch_unasked_bytes = 0;  // of it, read ahead and not asked for yet
+  std::uint64_t prefetch_pending_bytes = 0;  // about to be read ahead
+  std::uint64_t prefaulted_bytes = 0;        // of it, taken from the system before its first use
   std::uint64_t index_bytes = 0;
   std::uint64_t token_cache_bytes = 0;
   std::uint64_t run_index_bytes = 0;
@@ -105,7 +115,7 @@ struct EngineStats {
   std::uint64_t pinned_bytes = 0;
   // Exact ones without a coded frame, and those with one that may get a smaller; 0 while it is off.
   std::uint64_t recode_waiting_blocks = 0;
-  std::uint64_t pending_free_bytes = 0;     // unlinked, not given back yet
+  std::uint64_t pending_free_bytes = 0;  // unlinked, not given back yet
   std::uint64_t io_queue_length = 0;
   std::uint64_t decode_queue_length = 0;
 

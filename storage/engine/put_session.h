@@ -82,7 +82,16 @@ struct PutAnnouncement {
   bool durable = false;
   std::chrono::seconds ttl{0};
   std::uint32_t priority = 0;
+  // That the missing blocks took to compute, mean over them; 0 = not known.
+  double compute_seconds_per_token = 0;
 };
+
+inline constexpr double kComputeSecondsPerTokenMin = 1e-9;
+inline constexpr double kComputeSecondsPerTokenMax = 1000;
+// Of a value that is not 0; false for NaN.
+inline constexpr bool IsComputeSecondsPerToken(double seconds) {
+  return seconds >= kComputeSecondsPerTokenMin && seconds <= kComputeSecondsPerTokenMax;
+}
 
 enum class PutOutcome { kStored, kDuplicate };
 

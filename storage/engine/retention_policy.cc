@@ -109,13 +109,23 @@ void RetentionPolicy::Uses::Flush() {
   if (blocks_ > 0) retention_.reuse_.Reused(cell_, std::exchange(blocks_, 0));
 }
 
+void RetentionPolicy::ComputeMeasured(ModelSlot slot, std::uint32_t first_depth,
+                                      std::uint32_t last_depth, double seconds_per_token) {
+  const auto cost = costs_.find(slot);
+  if (cost == costs_.end()) return;
+  // Costs grow with depth about linearly, so the mean is that of the two ends.
+  const double block_flops =
+      (cost->second.BlockFlops(first_depth) + cost->second.BlockFlops(last_depth)) / 2;
+  speeds_.Report(slot, seconds_per_token * index_.model(slot).block_tokens / block_flops);
+}
+
 double RetentionPolicy::Value(const IndexNode& node, std::uint64_t bytes,
                               std::uint32_t now_seconds) const {
   const auto cost = costs_.find(node.model);
   const double flops = cost != costs_.end() ? cost->second.BlockFlops(node.depth)
                                             : index_.model(node.model).block_tokens;
-  return reuse_.UsesPerSecond(node.traffic(), node.idle_seconds(now_seconds)) * flops /
-         std::max<double>(1, static_cast<double>(bytes)) *
+  return reuse_.UsesPerSecond(node.traffic(), node.idle_seconds(now_seconds)) * flops *
+         speeds_.Relative(node.model) / std::max<double>(1, static_cast<double>(bytes)) *
          static_cast<double>(1u << (2 * node.priority));
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "storage/engine/compute_speeds.h"
 #include "storage/engine/ghost_table.h"
 #include "storage/engine/leaf_set.h"
 #include "storage/engine/reuse_model.h"
@@ -32,6 +33,11 @@ class RetentionPolicy {
   void SetModel(ModelSlot slot, const ModelSpec& spec) {
     costs_.insert_or_assign(slot, RecomputeCost(spec));
   }
+
+  // A client says what computing blocks [first_depth, last_depth] of a path of the model took it,
+  // per token, mean over them. REQUIRES: IsComputeSecondsPerToken(seconds_per_token).
+  void ComputeMeasured(ModelSlot slot, std::uint32_t first_depth, std::uint32_t last_depth,
+                       double seconds_per_token);
 
   // Where a node stands in the put that brings it.
   struct PutPlace {
@@ -69,8 +75,8 @@ class RetentionPolicy {
     bool was_new_ = false;  // the node before had not been used
   };
 
-  // What dropping `bytes` of the node costs, per byte, in operations per second; 4 times as much
-  // for each step of priority.
+  // What dropping `bytes` of the node costs, per byte, in operations per second of a model that is
+  // computed as fast as most; 4 times as much for each step of priority.
   double Value(const IndexNode& node, std::uint64_t bytes, std::uint32_t now_seconds) const;
 
   // Leaves, and then those that become leaves, until they have at least `bytes` (by `bytes_of`) and
@@ -99,6 +105,7 @@ class RetentionPolicy {
   const TrieIndex& index_;
   std::vector<Forks> forks_ = std::vector<Forks>(kForkPlaces);
   absl::flat_hash_map<ModelSlot, RecomputeCost> costs_;
+  ComputeSpeeds speeds_;
   ReuseModel reuse_;
   GhostTable ghosts_;
   LeafSet leaves_;

@@ -4,7 +4,8 @@
 
 namespace kvtrie {
 
-WorkPool::WorkPool(unsigned thread_count, std::size_t queue_max) : queue_max_(queue_max) {
+WorkPool::WorkPool(unsigned thread_count, std::size_t queue_max)
+    : thread_count_(thread_count), queue_max_(queue_max) {
   threads_.reserve(thread_count);
   for (unsigned i = 0; i < thread_count; ++i) threads_.emplace_back([this] { Run(); });
 }
@@ -37,6 +38,12 @@ std::size_t WorkPool::queue_length() const {
   return queue_.size();
 }
 
+std::ptrdiff_t WorkPool::spare_threads() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<std::ptrdiff_t>(thread_count_) -
+         static_cast<std::ptrdiff_t>(working_ + queue_.size());
+}
+
 void WorkPool::Run() {
   const auto ready = [this]()
                          ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ending_ || !queue_.empty(); };
@@ -47,8 +54,12 @@ void WorkPool::Run() {
       if (queue_.empty()) return;
       work = std::move(queue_.front());
       queue_.pop_front();
+      ++working_;
     }
     work();
+    work = nullptr;  // what it holds may be large
+    absl::MutexLock lock(&mutex_);
+    --working_;
   }
 }
 

@@ -27,6 +27,9 @@ class WorkPool {
   void Post(std::function<void()> work);
 
   std::size_t queue_length() const;
+  // Threads that have nothing to do, less what is queued: below 0, so much waits for others to end.
+  std::ptrdiff_t spare_threads() const;
+  std::size_t thread_count() const { return thread_count_; }
 
   // Runs what is queued (and what that posts), then ends the threads; what is posted later never
   // runs. Not to be called from two threads at once.
@@ -35,9 +38,11 @@ class WorkPool {
  private:
   void Run();
 
+  const std::size_t thread_count_;
   const std::size_t queue_max_;
   mutable absl::Mutex mutex_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
+  std::size_t working_ ABSL_GUARDED_BY(mutex_) = 0;  // threads
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };

@@ -69,6 +69,28 @@ NextBlocks NextBlocksAfter(const TrieIndex& index, ModelSlot slot, NodeRef paren
   return NextBlocksOf(index, passes, child_passes);
 }
 
+std::optional<NextBlock> LikelyNextBlock(const TrieIndex& index, NodeRef parent, double least) {
+  constexpr int kChildrenMax = 64;
+  double on = 0;
+  double most = 0;
+  NodeRef likeliest = 0;
+  int children = 0;
+  for (NodeRef child = index.node(parent).first_child; child != 0;
+       child = index.node(child).next_sibling) {
+    if (++children > kChildrenMax) return std::nullopt;
+    const auto passes = static_cast<double>(PassCount(index, child));
+    on += passes;
+    if (passes <= most) continue;
+    most = passes;
+    likeliest = child;
+  }
+  if (likeliest == 0) return std::nullopt;
+  const double through = std::max(static_cast<double>(PassCount(index, parent)), on);
+  const double probability = (most - kDiscount) / (through + kConcentration);
+  if (probability < least) return std::nullopt;
+  return NextBlock{likeliest, probability};
+}
+
 double NextBlockProbability(const TrieIndex& index, NodeRef child) {
   const NextBlocks next = NextBlocksAfter(index, index.node(child).model, index.parent(child));
   for (const NextBlock& block : next.seen) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -72,6 +73,11 @@ NextBlocks NextBlocksAfter(const TrieIndex& index, ModelSlot slot, NodeRef paren
 // sum.
 NextBlocks NextBlocksOf(const TrieIndex& index, double passes,
                         std::span<const std::pair<NodeRef, double>> child_passes);
+
+// The likeliest block after a node; nullopt: none has probability `least`, or there are so many
+// children that to look at them would take long. REQUIRES: `least` at least 0.5, so that there is
+// one at most.
+std::optional<NextBlock> LikelyNextBlock(const TrieIndex& index, NodeRef parent, double least);
 
 // P(block of this node | its parent). O(siblings).
 double NextBlockProbability(const TrieIndex& index, NodeRef child);

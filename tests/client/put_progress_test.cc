@@ -118,6 +118,7 @@ TEST_F(PutProgressTest, FramesHaveAnySizeAndALevel) {
   path_.form = BlockForm::kFrame;
   path_.quality = Quality::kHigh;
   path_.beside_exact = true;
+  path_.compute_seconds_per_token = 0.25;
   const std::string large((std::size_t{2} << 20) + 5, 'f');
   blocks_[0] = blocks_[0].first(7);
   blocks_[1] = AsBytes(large);
@@ -127,6 +128,7 @@ TEST_F(PutProgressTest, FramesHaveAnySizeAndALevel) {
   EXPECT_EQ(announce.encoding(), v1::ENCODING_FRAME);
   EXPECT_EQ(announce.quality(), v1::QUALITY_HIGH);
   EXPECT_TRUE(announce.beside_exact());
+  EXPECT_EQ(announce.compute_seconds_per_token(), 0.25);
   EXPECT_EQ(put.ChunkBytesAt(0, 0), 7u);
   EXPECT_EQ(put.ChunkBytesAt(1, 0), 1u << 20);
   EXPECT_EQ(put.ChunkBytesAt(1, std::size_t{2} << 20), 5u);

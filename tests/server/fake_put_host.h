@@ -137,8 +137,10 @@ class FakeHost final : public PutHost {
   bool hold_begins = false;
   std::optional<std::function<void()>> held_begin;
   absl::Status begin_status;
+  double compute_seconds_per_token = 0;  // as it was announced last
 
   void BeginPut(const PutAnnouncement& put, BeginCallback on_begun) override {
+    compute_seconds_per_token = put.compute_seconds_per_token;
     auto begin = [this, first_block = put.first_block,
                   block_count = static_cast<std::uint32_t>(put.path.tokens.size() / kBlockTokens),
                   on_begun = std::move(on_begun)] {

@@ -122,6 +122,19 @@ TEST_F(PutStreamTest, NothingMissingIsDoneAtOnce) {
   EXPECT_EQ(answers.dones(0).duplicate_blocks(), 2u);
 }
 
+TEST_F(PutStreamTest, WhatComputingTookIsPassedOn) {
+  MessageBuilder announce;
+  announce.Announce(1, 2).set_compute_seconds_per_token(0.125);
+  stream_->Receive(announce.Take());
+  EXPECT_EQ(host_.compute_seconds_per_token, 0.125);
+  MessageBuilder wrong;
+  wrong.Announce(2, 2).set_compute_seconds_per_token(-1);
+  stream_->Receive(wrong.Take());
+  const v1::PutResponse answers = Answers();
+  ASSERT_EQ(answers.plans_size(), 2);
+  EXPECT_THAT(answers.plans(1).status().message(), testing::HasSubstr("compute_seconds_per_token"));
+}
+
 TEST_F(PutStreamTest, EagerBytesOfStoredBlocksCostNothing) {
   host_.store.stored = {0, 1};
   MessageBuilder message;

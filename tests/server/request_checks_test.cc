@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -207,6 +208,11 @@ TEST(RequestChecksTest, Announce) {
           a.set_want_references(true);
           a.set_encoding(v1::ENCODING_FRAME);
         }},
+       {"compute_seconds_per_token", [](auto& a) { a.set_compute_seconds_per_token(-1); }},
+       {"compute_seconds_per_token", [](auto& a) { a.set_compute_seconds_per_token(1e-10); }},
+       {"compute_seconds_per_token", [](auto& a) { a.set_compute_seconds_per_token(1001); }},
+       {"compute_seconds_per_token",
+        [](auto& a) { a.set_compute_seconds_per_token(std::nan("")); }},
        {"priority", [](auto& a) { a.set_priority(16); }}});
   for (const auto& bad : BadPrefixes()) {
     SCOPED_TRACE(bad.field);

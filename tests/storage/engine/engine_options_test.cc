@@ -39,6 +39,8 @@ TEST(EngineOptionsTest, NamesTheFieldThatIsOutOfRange) {
       {"recode_quality", [](EngineOptions& o) { o.recode_quality = Quality::kUnrated; }},
       {"recode_cpu_percent", [](EngineOptions& o) { o.recode_cpu_percent = 0; }},
       {"recode_cpu_percent", [](EngineOptions& o) { o.recode_cpu_percent = 101; }},
+      {"prefetch_percent_min", [](EngineOptions& o) { o.prefetch_percent_min = 49; }},
+      {"prefetch_percent_min", [](EngineOptions& o) { o.prefetch_percent_min = 101; }},
       {"run_index_bytes", [](EngineOptions& o) { o.run_index_bytes = 1; }},
       {"io_threads", [](EngineOptions& o) { o.io_threads = 0; }},
       {"io_threads", [](EngineOptions& o) { o.io_threads = 257; }},

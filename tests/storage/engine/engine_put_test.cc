@@ -626,6 +626,9 @@ TEST_F(EnginePutTest, AnnouncementsThatCannotBeStoredAreRefused) {
   EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.path.extra_keys = twice; }));
   EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.session_id = long_text; }));
   EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.priority = 16; }));
+  for (const double took : {-1.0, 1e-10, 1e4, std::nan("")}) {
+    EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.compute_seconds_per_token = took; }));
+  }
   EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.ttl = seconds(-1); }));
   EXPECT_TRUE(refused([&](PutAnnouncement& put) { put.probabilities.log_probs = "short"; }));
   EXPECT_EQ(engine_->Stats().open_puts, 0u);

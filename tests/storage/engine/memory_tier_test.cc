@@ -122,6 +122,94 @@ TEST(MemoryTierTest, AgreesWithAListOverRandomOperations) {
   }
 }
 
+using MayReplace = MemoryTier::MayReplace;
+
+TEST(MemoryTierTest, WhatWasReadAheadIsUsefulOnceAskedForAndWastedElse) {
+  MemoryTier tier(8 * kFrameBytes, 4 * kFrameBytes);
+  for (std::uint32_t number = 1; number <= 3; ++number) {
+    EXPECT_TRUE(tier.InsertPrefetched(At(number), FrameOf(number), MayReplace::kOldest, {}));
+  }
+  EXPECT_EQ(tier.prefetch_stats().unasked_bytes, 3 * kFrameBytes);
+  EXPECT_EQ(tier.Get(At(2)).view.front(), std::byte{2});
+  EXPECT_TRUE(tier.Get(At(2)));  // counts once
+  tier.Erase(At(2));
+  tier.Erase(At(3));
+  const MemoryTier::PrefetchStats stats = tier.prefetch_stats();
+  EXPECT_EQ(stats.unasked_bytes, kFrameBytes);
+  EXPECT_EQ(stats.useful_frames, 1u);
+  EXPECT_EQ(stats.useful_bytes, kFrameBytes);
+  EXPECT_EQ(stats.wasted_frames, 1u);
+  EXPECT_EQ(stats.wasted_bytes, kFrameBytes);
+  EXPECT_EQ(tier.used_bytes(), kFrameBytes);
+}
+
+TEST(MemoryTierTest, WhatSomebodyElseReadMeanwhileWasReadAheadInVain) {
+  MemoryTier tier(8 * kFrameBytes, 4 * kFrameBytes);
+  EXPECT_TRUE(tier.InsertPrefetched(At(1), FrameOf(1), MayReplace::kOldest, {}));
+  tier.Insert(At(1), FrameOf(1));
+  tier.Get(At(1));
+  EXPECT_EQ(tier.prefetch_stats().unasked_bytes, 0u);
+  EXPECT_EQ(tier.prefetch_stats().useful_frames, 0u);
+  EXPECT_EQ(tier.prefetch_stats().wasted_frames, 1u);
+  EXPECT_EQ(tier.used_bytes(), kFrameBytes);
+}
+
+TEST(MemoryTierTest, WhatWasReadAheadLeavesBeforeAllElse) {
+  MemoryTier tier(4 * kFrameBytes, 2 * kFrameBytes);
+  tier.Insert(At(1), FrameOf(1));
+  tier.Insert(At(2), FrameOf(2));
+  tier.InsertPrefetched(At(3), FrameOf(3), MayReplace::kOldest, {});
+  tier.InsertPrefetched(At(4), FrameOf(4), MayReplace::kOldest, {});
+  tier.Insert(At(5), FrameOf(5));
+  EXPECT_FALSE(tier.Contains(At(3)));  // the older of the two
+  tier.Get(At(4));
+  tier.Insert(At(6), FrameOf(6));
+  EXPECT_FALSE(tier.Contains(At(1)));  // 4 is one like the others now
+  EXPECT_TRUE(tier.Contains(At(4)));
+}
+
+TEST(MemoryTierTest, ReadingAheadTakesItsPartAtMost) {
+  MemoryTier tier(8 * kFrameBytes, 2 * kFrameBytes);
+  EXPECT_TRUE(tier.InsertPrefetched(At(1), FrameOf(1), MayReplace::kOldest, {}));
+  EXPECT_FALSE(tier.InsertPrefetched(At(1), FrameOf(1), MayReplace::kOldest, {}));
+  EXPECT_TRUE(tier.InsertPrefetched(At(2), FrameOf(2), MayReplace::kOldest, {}));
+  EXPECT_FALSE(tier.InsertPrefetched(At(3), FrameOf(3), MayReplace::kOldest, {}));
+  tier.Get(At(1));
+  EXPECT_TRUE(tier.InsertPrefetched(At(3), FrameOf(3), MayReplace::kOldest, {}));
+  MemoryTier none(8 * kFrameBytes);
+  EXPECT_FALSE(none.InsertPrefetched(At(1), FrameOf(1), MayReplace::kOldest, {}));
+}
+
+TEST(MemoryTierTest, OnlyWhatIsAboutToBeReadTakesThePlaceOfWhatWasRead) {
+  MemoryTier tier(2 * kFrameBytes, kFrameBytes);
+  tier.Insert(At(1), FrameOf(1));
+  tier.Insert(At(2), FrameOf(2));
+  EXPECT_TRUE(tier.InsertPrefetched(At(3), FrameOf(3), MayReplace::kNeverRead, {}));
+  EXPECT_FALSE(tier.Contains(At(1)));
+  tier.Get(At(2));
+  tier.Get(At(3));
+  EXPECT_FALSE(tier.InsertPrefetched(At(4), FrameOf(4), MayReplace::kNeverRead, {}));
+  EXPECT_TRUE(tier.InsertPrefetched(At(4), FrameOf(4), MayReplace::kOldest, {}));
+  EXPECT_FALSE(tier.Contains(At(2)));
+  EXPECT_TRUE(tier.Contains(At(3)));
+}
+
+TEST(MemoryTierTest, WhatCameLongAgoAndWasNotAskedForIsDropped) {
+  using std::chrono::seconds;
+  MemoryTier tier(8 * kFrameBytes, 8 * kFrameBytes);
+  for (std::uint32_t number = 1; number <= 4; ++number) {
+    tier.InsertPrefetched(At(number), FrameOf(number), MayReplace::kOldest, seconds(number));
+  }
+  tier.Get(At(1));
+  tier.DropPrefetched(seconds(3));
+  for (std::uint32_t number = 1; number <= 4; ++number) {
+    EXPECT_EQ(tier.Contains(At(number)), number != 2);
+  }
+  EXPECT_EQ(tier.prefetch_stats().wasted_frames, 1u);
+  const PayloadLocation places[] = {At(1), At(2), At(3)};
+  EXPECT_THAT(tier.Contains(places), testing::ElementsAre(true, false, true));
+}
+
 TEST(MemoryTierTest, ThreadsGetTheirOwnFramesOnly) {
   MemoryTier tier(16 * kFrameBytes);
   std::vector<std::thread> threads;

@@ -117,6 +117,36 @@ TEST_F(RetentionPolicyTest, PrioritiesAndCostAndBytesWeigh) {
             2 * policy_.Value(node, 4096, now_));
 }
 
+// Two models with the same spec, one of which clients need nine times as long for.
+TEST_F(RetentionPolicyTest, WhatClientsMeasureWeighsBetweenModels) {
+  const ModelSlot fast = slot_;
+  ModelId other_id;
+  other_id.bytes[0] = 1;
+  const ModelSlot slow = *index_.AddModel(kBuiltInTenant, other_id, kTestBlockTokens);
+  policy_.SetModel(slow, TestModelSpec());
+  const NodeRef fast_node = Put(0, 1).front();
+  slot_ = slow;
+  const NodeRef slow_node = Put(0, 1).front();
+  const auto ratio = [&] {
+    return policy_.Value(index_.node(slow_node), 4096, now_) /
+           policy_.Value(index_.node(fast_node), 4096, now_);
+  };
+  EXPECT_DOUBLE_EQ(ratio(), 1);
+  policy_.ComputeMeasured(slow, 1, 8, 9e-3);
+  EXPECT_DOUBLE_EQ(ratio(), 1);  // the other one is taken for as dear as the measured ones
+  policy_.ComputeMeasured(fast, 1, 8, 1e-3);
+  EXPECT_NEAR(ratio(), 9, 1e-9);
+  // Seconds of deep blocks say as much as those of others.
+  const RecomputeCost cost(TestModelSpec());
+  const double deep_per_shallow =
+      (cost.BlockFlops(5000) + cost.BlockFlops(6000)) / (cost.BlockFlops(1) + cost.BlockFlops(8));
+  ASSERT_GT(deep_per_shallow, 2);
+  for (int i = 0; i < 3; ++i) {
+    policy_.ComputeMeasured(fast, 5000, 6000, 1e-3 * deep_per_shallow);
+  }
+  EXPECT_NEAR(ratio(), 9, 1e-9);
+}
+
 TEST_F(RetentionPolicyTest, WhatComesBackIsNoStranger) {
   const auto path = Put(0, 4);
   now_ += 50;

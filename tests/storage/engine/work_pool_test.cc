@@ -56,6 +56,26 @@ TEST(WorkPoolTest, RefusesWhatIsOverItsQueueAndRunsTheRest) {
   EXPECT_EQ(count, 13);
 }
 
+TEST(WorkPoolTest, SpareThreadsAreThoseThatNeitherWorkNorAreWaitedFor) {
+  WorkPool pool(3, 10);
+  EXPECT_EQ(pool.thread_count(), 3u);
+  EXPECT_EQ(pool.spare_threads(), 3);
+  {
+    Blocker first(pool);
+    EXPECT_EQ(pool.spare_threads(), 2);
+    Blocker second(pool);
+    Blocker third(pool);
+    EXPECT_EQ(pool.spare_threads(), 0);
+    pool.Post([] {});
+    EXPECT_EQ(pool.spare_threads(), -1);
+    first.Release();
+    second.Release();
+    third.Release();
+    while (pool.spare_threads() < 3) std::this_thread::yield();
+  }
+  EXPECT_EQ(pool.queue_length(), 0u);
+}
+
 TEST(WorkPoolTest, OneThreadRunsInTheOrderOfPosting) {
   std::vector<int> order;
   {

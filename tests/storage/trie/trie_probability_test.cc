@@ -104,6 +104,33 @@ TEST_F(TrieProbabilityTest, ChildrenTheUnseenAndTheEndSumUpToOne) {
   }
 }
 
+TEST_F(TrieProbabilityTest, TheLikelyNextBlockIsTheOneThatIsAsLikely) {
+  const auto nodes = GrowMany(4, 300);
+  int likely = 0;
+  for (const NodeRef node : nodes) {
+    const NextBlocks all = NextBlocksAfter(index_, slot_, node);
+    for (const double least : {0.5, 0.7, 0.9}) {
+      const auto next = LikelyNextBlock(index_, node, least);
+      const bool is_there = !all.seen.empty() && all.seen.front().probability >= least;
+      ASSERT_EQ(next.has_value(), is_there);
+      if (!next) continue;
+      ++likely;
+      EXPECT_EQ(next->child, all.seen.front().child);
+      EXPECT_EQ(next->probability, all.seen.front().probability);
+    }
+  }
+  EXPECT_GT(likely, 20);
+}
+
+TEST_F(TrieProbabilityTest, AmongVeryManyChildrenNoneIsSoughtForLong) {
+  const NodeRef parent = Grow(0, 1, 1'000'000);
+  const NodeRef likely = Grow(parent, 1, 1'000'000);
+  ASSERT_TRUE(LikelyNextBlock(index_, parent, 0.9).has_value());
+  EXPECT_EQ(LikelyNextBlock(index_, parent, 0.9)->child, likely);
+  for (int i = 0; i < 100; ++i) Grow(parent, 1);
+  EXPECT_FALSE(LikelyNextBlock(index_, parent, 0.9).has_value());
+}
+
 TEST_F(TrieProbabilityTest, IsTheChineseRestaurantByHand) {
   const NodeRef up = Grow(0, 1, 9);      // 10 passes
   const NodeRef often = Grow(up, 1, 5);  // 6
