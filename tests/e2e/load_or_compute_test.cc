@@ -36,6 +36,9 @@ class SlowCodec final : public BlockCodec {
                                                    ProfileStore& profiles) const override {
     return codec_.Encode(spec, blocks, profile, quality, profiles);
   }
+  bool CodesDifferences(const ModelSpec&, const ProfileId&, ProfileStore&) const override {
+    return false;
+  }
   void Forget(const ProfileId&) const override {}
   BlockCodecStats Stats() const override { return {}; }
 

@@ -79,6 +79,9 @@ class FakeCodec final : public BlockCodec {
                                                    ProfileStore&) const override {
     return absl::FailedPreconditionError("only decodes");
   }
+  bool CodesDifferences(const ModelSpec&, const ProfileId&, ProfileStore&) const override {
+    return false;
+  }
   void Forget(const ProfileId&) const override {}
   BlockCodecStats Stats() const override { return {}; }
 

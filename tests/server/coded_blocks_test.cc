@@ -15,8 +15,7 @@ constexpr std::uint32_t kBlocks = 4;
 
 class CodedBlocksTest : public testing::Test {
  protected:
-  explicit CodedBlocksTest(
-      std::shared_ptr<const BlockCodec> codec = std::make_shared<FakeCodec>())
+  explicit CodedBlocksTest(std::shared_ptr<const BlockCodec> codec = std::make_shared<FakeCodec>())
       : codec_(std::move(codec)), server_({}, codec_) {
     model_ = server_.RegisterModel();
     profile_ = MustPutProfile(server_.cache(), TestProfile());

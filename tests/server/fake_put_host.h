@@ -27,6 +27,7 @@ inline constexpr std::size_t kBlockBytes = 100;
 class FakeStore {
  public:
   std::set<std::uint32_t> stored;
+  CodingPlan coding_plan;  // of every session
   std::map<std::uint32_t, std::string> published;
   std::vector<std::uint32_t> abandoned;
   int live_sessions = 0;
@@ -84,6 +85,7 @@ class FakeSession final : public PutSession {
   ~FakeSession() override { --store_.live_sessions; }
 
   const std::vector<std::uint32_t>& missing_blocks() const override { return missing_; }
+  const CodingPlan& coding_plan() const override { return store_.coding_plan; }
   std::uint32_t block_count() const override { return block_count_; }
   std::uint32_t ignored_tail_tokens() const override { return 0; }
   std::uint64_t raw_block_bytes() const override { return kBlockBytes; }

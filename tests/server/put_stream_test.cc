@@ -112,6 +112,33 @@ TEST_F(PutStreamTest, PlanNamesTheMissingBlocksAndDoneFollowsTheLastAck) {
   EXPECT_TRUE(stream_->idle());
 }
 
+TEST_F(PutStreamTest, PlanSaysHowBlocksAreBestCoded) {
+  const TrieNodeId first = FakeSession::NodeOf(5), second = FakeSession::NodeOf(6);
+  host_.store.coding_plan.references[2] = {.nodes = {first, second},
+                                           .runs = {{0, 3, 0, 1}, {3, 1, 1, 0}}};
+  host_.store.coding_plan.finer_blocks = {0, 3};
+  host_.store.coding_plan.finer_level = Quality::kNearExact;
+  MessageBuilder announce;
+  announce.Announce(7, 4);
+  stream_->Receive(announce.Take());
+  const v1::PutResponse answers = Answers();
+  ASSERT_EQ(answers.plans_size(), 1);
+  const v1::PutPlan& plan = answers.plans(0);
+  ASSERT_EQ(plan.references_size(), 1);
+  EXPECT_EQ(plan.references(0).block_index(), 2u);
+  EXPECT_EQ(plan.references(0).node_ids(), std::string(first.view()) + std::string(second.view()));
+  ASSERT_EQ(plan.references(0).runs_size(), 2);
+  EXPECT_EQ(plan.references(0).runs(0).token_count(), 3u);
+  EXPECT_EQ(plan.references(0).runs(0).offset(), 1u);
+  EXPECT_EQ(plan.references(0).runs(1).first_token(), 3u);
+  EXPECT_EQ(plan.references(0).runs(1).reference(), 1u);
+  std::uint32_t finer[2];
+  ASSERT_EQ(plan.finer_blocks().size(), sizeof finer);
+  std::memcpy(finer, plan.finer_blocks().data(), sizeof finer);
+  EXPECT_THAT(finer, ElementsAre(0u, 3u));
+  EXPECT_EQ(plan.finer_quality(), v1::QUALITY_NEAR_EXACT);
+}
+
 TEST_F(PutStreamTest, NothingMissingIsDoneAtOnce) {
   host_.store.stored = {0, 1};
   MessageBuilder announce;
