@@ -1,5 +1,7 @@
 """A whole calibration of a tiny model with random weights. Needs torch, transformers and the command kvtrie."""
 
+import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,7 +18,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import torch
 import transformers
 
-from kvtrie.calibrate import model_spec, torch_model
+from kvtrie.calibrate import figures, measure, model_spec, repeated, run, steps, torch_model
+from kvtrie.calibrate.texts import Sample
+from kvtrie.calibrate.work_folder import WorkFolder
 from kvtrie.errors import KvtrieError
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -134,6 +138,92 @@ def test_a_model_that_is_not_what_its_configuration_says_is_refused(tmp_path):
         torch_model.Model(tmp_path, dataclasses.replace(geometry, layers=4), "float32", "cpu")
 
 
+class _Coder:
+    """A stand-in for the command: what is restored tells how it was coded."""
+
+    def __init__(self):
+        self.flags: list[dict] = []
+
+    def profile(self, verb, flags):
+        assert verb == "code"
+        self.flags.append(flags)
+        if "out" in flags:
+            flags["out"].write_bytes(b"against" if "against-kv" in flags else b"alone")
+        size = 1 if "against-kv" in flags else 10
+        return {"blocks": 4, "tokens": 64, "components": 400, "block_bytes": [1000, size, size, size]}
+
+
+class _Model:
+    def log_probabilities(self, kv, token_ids):
+        """Of two tokens of a vocabulary, the first of which is likelier on KV that was restored."""
+        first = {b"exact": 0.5, b"alone": 0.6, b"against": 0.7}[kv]
+        return torch.log(torch.tensor([[first, 1 - first]] * len(token_ids)))
+
+
+def test_what_is_measured_of_text_behind_another_prefix(tmp_path):
+    work = WorkFolder(tmp_path, {})
+    sample = Sample("s", "py", tuple(range(72)), "t")
+    session = repeated.Session("again", sample, tuple(range(100, 172)), 20)
+    for name in ("s", "again"):
+        work.write_sample(work.held_out(name), sample.token_ids[:64], b"exact")
+    coder = _Coder()
+    measurement = measure.Measurement(coder, work, _Model(), 64, lambda items, title: items)
+    outcomes = measurement.again("key", {"high": "near-exact", "small": "high"}, [session], "")
+    assert [(outcome.level, outcome.against, outcome.text, outcome.group) for outcome in outcomes] == [
+        ("high", "near-exact", "again", "py"), ("small", "high", "again", "py")]
+    flags = coder.flags[0]
+    assert flags["level"] == "high" and flags["against-level"] == "near-exact"
+    assert flags["kv"] == f"{work.held_out('again')}.kv" and flags["against-kv"] == f"{work.held_out('s')}.kv"
+    # Of blocks 1 to 3, which hold tokens 20 to 63.
+    assert outcomes[0].bits_per_component == pytest.approx(8 * 3 / 300)
+    assert outcomes[0].alone_bits == pytest.approx(8 * 30 / 300)
+    assert len(outcomes[0].kl) == 8 and outcomes[0].kl[0] == pytest.approx(0.5 * np.log(0.25 / 0.21), rel=1e-5)
+    alone = measurement.alone("key", ["high"], [sample], "")
+    assert alone[0].bits_per_component == pytest.approx(8 * 1030 / 400) and alone[0].alone_bits is None
+    assert alone[0].kl[0] == pytest.approx(0.5 * np.log(0.25 / 0.24), rel=1e-5)
+
+    count = len(coder.flags)
+    again = measurement.again("key", {"high": "near-exact", "small": "high"}, [session], "")
+    assert again[0].alone_bits == outcomes[0].alone_bits and again[1].kl.tolist() == outcomes[1].kl.tolist()
+    measurement.alone("key", ["high"], [sample], "")
+    assert len(coder.flags) == count  # both are read
+    measurement.alone("other", ["high"], [sample], "")
+    assert len(coder.flags) == count + 1
+
+
+def _calibration(monkeypatch, tmp_path, kl_of_steps: dict[float, float]):
+    """One whose fits of differences have this KL at level high, by their steps."""
+    calibration = object.__new__(run._Calibration)  # pylint: disable=protected-access
+    calibration._options = argparse.Namespace(margin=0.1, difference_steps=4.0)  # pylint: disable=protected-access
+    calibration._fitted_again, calibration._work = [], WorkFolder(tmp_path, {})  # pylint: disable=protected-access
+    calibration._fitted_again.append(repeated.Session("x", None, (), 0))  # pylint: disable=protected-access
+    monkeypatch.setattr(calibration, "_prefill", lambda *_: None)
+
+    def fit_differences(fit, _material, pairs, difference_steps):
+        assert pairs == {"high": "near-exact"}
+        row = figures.Figures("high", "worst", 1, 0.05, kl_of_steps[difference_steps], 0.1, 1, "near-exact", 0.1)
+        return dataclasses.replace(fit, key=f"{difference_steps:g}", difference_steps=difference_steps,
+                                   rows=[*fit.rows, row])
+    monkeypatch.setattr(calibration, "_fit_differences", fit_differences)
+    return calibration
+
+
+def _fit(*levels: str):
+    return run._Fit("base", {level: steps.FIRST_STEPS[level] for level in levels}, "00", [])  # pylint: disable=protected-access
+
+
+def test_steps_of_differences_are_halved_until_they_keep_the_promise(monkeypatch, tmp_path, capsys):
+    with_differences = lambda kl, *levels: _calibration(  # pylint: disable=unnecessary-lambda-assignment
+        monkeypatch, tmp_path, kl)._with_differences(_fit(*levels), None)  # pylint: disable=protected-access
+    found = with_differences({4.0: 0.0095, 2.0: 0.0089}, "near-exact", "high")
+    assert found.key == "2" and found.difference_steps == 2
+    assert "steps 4 times" in capsys.readouterr().out
+    found = with_differences({4.0: 0.02, 2.0: 0.02, 1.0: 0.02}, "near-exact", "high")
+    assert found == _fit("near-exact", "high")
+    assert "high does not keep its promise with a margin against the same text" in capsys.readouterr().out
+    assert with_differences({}, "high") == _fit("high")  # nothing is finer
+
+
 def _texts(folder: pathlib.Path) -> pathlib.Path:
     rng = np.random.default_rng(5)
     words = ["".join(rng.choice(list(_LETTERS[:26]), rng.integers(2, 7))) for _ in range(60)]
@@ -176,3 +266,34 @@ def test_every_level_of_the_profile_keeps_its_promise(tmp_path, mode):
     assert again.returncode == 0 and (tmp_path / "p.kvp").read_bytes() == profile
     other = _run(tmp_path, *more, "--continuation-tokens", 64)
     assert other.returncode == 1 and "is of a run with another" in other.stderr
+
+
+@pytest.mark.skipif(not _KVTRIE.is_file(), reason=f"no {_KVTRIE}: build target kvtrie")
+def test_a_profile_codes_text_against_the_same_text_elsewhere(tmp_path):
+    (tmp_path / "model").mkdir()
+    _make(tmp_path / "model", "llama")
+    _texts(tmp_path / "texts")
+    more = ["--no-gradients", "--fits-max", 12, "--json", tmp_path / "measured.json", "--png", tmp_path / "p.png",
+            "--sample-tokens", 256, "--repeated-samples", 20]
+    done = _run(tmp_path, *more)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads((tmp_path / "measured.json").read_text())
+    against = [group for group in measured["groups"] if group["against"]]
+    assert measured["about"]["difference_steps"] in (1, 2, 4)
+    assert [(group["level"], group["against"]) for group in against] == [("high", "near-exact")] * 3 + [
+        ("small", "high")] * 3
+    assert {group["group"] for group in against} == {"txt", "md", "other"}
+    for group in against:
+        assert group["of_alone"] < 1 and group["mean_kl"] <= 0.9 * steps.MEAN_KL_MAX[group["level"]]
+    for level in measured["levels"]:
+        assert level["mean_kl"] == max(group["mean_kl"] for group in measured["groups"]
+                                       if group["level"] == level["quality"])
+    assert "against near-exact" in done.stdout and (tmp_path / "p.png").exists()
+
+    profile = (tmp_path / "p.kvp").read_bytes()
+    again = _run(tmp_path, *more)  # nothing is computed again
+    assert again.returncode == 0 and (tmp_path / "p.kvp").read_bytes() == profile
+    assert "fit of differences" in done.stderr and "fit of differences" not in again.stderr
+    without = _run(tmp_path, *more, "--repeated-samples", 0)
+    assert without.returncode == 0, without.stderr
+    assert len((tmp_path / "p.kvp").read_bytes()) < len(profile) and "against near-exact" not in without.stdout

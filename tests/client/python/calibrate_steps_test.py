@@ -53,3 +53,11 @@ def test_the_margin_is_kept_free():
     assert not steps.holds("small", steps.Trial(1, 0.046), 0.1)
     assert steps.holds("small", steps.Trial(1, 0.046), 0.05)
     assert not steps.is_good("small", steps.Trial(1, 0.01), 0.1)
+
+
+@pytest.mark.parametrize("levels, expected", [
+    (["near-exact", "high", "small"], {"near-exact": None, "high": "near-exact", "small": "high"}),
+    (["small", "near-exact"], {"near-exact": None, "small": "near-exact"}),
+    (["small"], {"small": None})])
+def test_a_level_is_coded_against_the_next_finer_one(levels, expected):
+    assert {level: steps.reference_level(level, levels) for level in levels} == expected

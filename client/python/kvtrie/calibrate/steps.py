@@ -6,9 +6,9 @@ most of what is coded is zero. So a few fits find the step.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-MEAN_KL_MAX = {"near-exact": 0.001, "high": 0.01, "small": 0.05}  # nat, as storage/kv/quality.h has them
+MEAN_KL_MAX = {"near-exact": 0.001, "high": 0.01, "small": 0.05}  # nat, finest first, as storage/kv/quality.h has them
 # As SmolLM2-135M takes them where a language that was not fitted is held out: finer than those of `kvtrie profile fit`.
 FIRST_STEPS = {"near-exact": 0.0002, "high": 0.0008, "small": 0.0018}
 
@@ -40,6 +40,13 @@ def holds(level: str, trial: Trial, margin: float) -> bool:
 def is_good(level: str, trial: Trial, margin: float) -> bool:
     """Keeps its promise, and wastes no bits."""
     return _WASTEFUL * target(level, margin) <= trial.worst_kl <= target(level, margin)
+
+
+def reference_level(level: str, levels: Collection[str]) -> str | None:
+    """The next finer one of these levels: what stores code a block of this level against. None: there is none."""
+    finest_first = list(MEAN_KL_MAX)
+    finer = finest_first[:finest_first.index(level)]
+    return next((other for other in reversed(finer) if other in levels), None)
 
 
 def next_step(level: str, trials: Sequence[Trial], margin: float) -> float:
