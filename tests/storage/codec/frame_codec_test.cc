@@ -102,10 +102,8 @@ TEST_F(FrameCodecTest, ExactIsBitForBitWithAndWithoutTheProfile) {
   ASSERT_TRUE(plain.ok() && smallest.ok());
   EXPECT_EQ(Restore(codec, *plain), raw_);
   EXPECT_EQ(Restore(codec, *smallest), raw_);
-  for (const EncodedFrame& frame : *smallest) {
-    EXPECT_EQ(frame.codec, CodecId::kLossless);
-    EXPECT_EQ(frame.exact_tokens, 16u);
-  }
+  for (const EncodedFrame& frame : *smallest) EXPECT_EQ(frame.codec, CodecId::kLossless);
+  for (const EncodedFrame& frame : *plain) EXPECT_EQ(frame.exact_tokens, 16u);
   EXPECT_TRUE(FrameView::Parse((*plain)[1].bytes)->profile().empty());
   EXPECT_FALSE(FrameView::Parse((*smallest)[1].bytes)->profile().empty());
 }
