@@ -21,6 +21,7 @@ from kvtrie.errors import KvtrieError
 
 _SEED = 1
 _DIFFERENCE_FITS_MAX = 3
+_SHARE_OF_ALONE_MAX = 0.9  # of bits: what saves less is not worth the references
 _FLAGS_OF_DIFFERENCES = ("heads", "no-metric", "ridge", "shrinkage")  # among those of a fit
 
 
@@ -258,6 +259,9 @@ class _Calibration:
             print(report.figures_table([row for row in found.rows if row.against], found.steps), flush=True)
             broken = [level for level in pairs
                       if not steps.holds(level, steps.Trial(found.steps[level], again[level].mean_kl), margin)]
+            if not broken and min(row.of_alone for row in again.values()) > _SHARE_OF_ALONE_MAX:
+                print("That is hardly less than they take alone, so the profile codes every text alone.", flush=True)
+                return fit
             if not broken:
                 return found
         print(f"{', '.join(broken)} does not keep its promise with a margin against the same text elsewhere: the profile "
