@@ -441,10 +441,9 @@ absl::Status Fit(const VerbContext& context) {
     options.progress = [&](double done_share, std::string_view what) {
       progress.Report(done_share, what);
     };
-    const std::size_t tokens_min = options.differences.tokens_min;
-    if (repeated) options.differences.tokens_min = 0;  // they come from all texts, below
-    profile = FitResidualProfile(spec, texts.samples, material, options);
-    options.differences.tokens_min = tokens_min;
+    ResidualFitOptions of_samples = options;
+    if (repeated) of_samples.differences.tokens_min = 0;  // they come from all texts, below
+    profile = FitResidualProfile(spec, texts.samples, material, of_samples);
   }
   if (!profile.ok()) return profile.status();
   if (repeated) {

@@ -24,7 +24,8 @@ def test_a_session_is_another_prefix_and_the_text(lead):
     for session in sessions:
         assert len(session.token_ids) == _LENGTH
         assert 60 <= session.begin - lead <= 100  # a third of the session
-        other = next(sample for sample in _SAMPLES if sample.token_ids[:session.begin] == session.token_ids[:session.begin])
+        prefix = session.token_ids[:session.begin]
+        other = next(sample for sample in _SAMPLES if sample.token_ids[:session.begin] == prefix)
         assert other.group != session.sample.group
         own = session.sample.token_ids
         at = own.index(session.token_ids[session.begin])

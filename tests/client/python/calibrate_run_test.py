@@ -209,7 +209,8 @@ def _calibration(monkeypatch, tmp_path, kl_of_steps: dict[float, float], of_alon
 
 
 def _fit(*levels: str):
-    return run._Fit("base", {level: steps.FIRST_STEPS[level] for level in levels}, "00", [])  # pylint: disable=protected-access
+    chosen = {level: steps.FIRST_STEPS[level] for level in levels}
+    return run._Fit("base", chosen, "00", [])  # pylint: disable=protected-access
 
 
 def test_steps_of_differences_are_halved_until_they_keep_the_promise(monkeypatch, tmp_path, capsys):
@@ -225,6 +226,28 @@ def test_steps_of_differences_are_halved_until_they_keep_the_promise(monkeypatch
     assert with_differences({}, "high") == _fit("high")  # nothing is finer
     assert with_differences({4.0: 0.001}, "near-exact", "high", of_alone=0.95) == _fit("near-exact", "high")
     assert "hardly less than they take alone" in capsys.readouterr().out
+
+
+def test_a_profile_that_differences_make_too_large_does_without(monkeypatch, tmp_path, capsys):
+    calibration = _calibration(monkeypatch, tmp_path, {}, 0.1)
+    monkeypatch.undo()
+    monkeypatch.setattr(calibration, "_prefill", lambda *_: None)
+    monkeypatch.setattr(run, "_PROFILE_BYTES_MAX", 3 << 20)
+    calibration._options.fit_flag = ["heads", "table=3"]  # pylint: disable=protected-access
+    asked = []
+
+    class Fits:
+        def profile(self, verb, flags):
+            asked.append((verb, flags))
+            flags["out"].write_bytes(bytes(5 << 20))
+            return {"body_digest": "01"}
+    calibration._kvtrie = Fits()  # pylint: disable=protected-access
+    fit = _fit("near-exact", "high")
+    assert calibration._with_differences(fit, "material") == fit  # pylint: disable=protected-access
+    assert "has 5 MiB, must have at most 3" in capsys.readouterr().out
+    (verb, flags), = asked
+    assert verb == "fit" and flags["difference-steps"] == "4" and flags["heads"] and "table" not in flags
+    assert flags["base"].name == "base.draft" and flags["repeated"].name == "repeated"
 
 
 def _texts(folder: pathlib.Path) -> pathlib.Path:

@@ -67,8 +67,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                      help="tokens whose layer 0 the profile has, whether texts have them or not: the N of the lowest "
                           "ids, which come most often (32768); 400 bytes to 2 kB each")
     fit.add_argument("--repeated-samples", type=_count_or_none, default=12, metavar="N",
-                     help="fitted ones whose text is computed again behind another prefix, so that the profile can code "
-                          "a text against the same text elsewhere (12); 0: it cannot")
+                     help="fitted ones whose text is computed again behind another prefix, so that the profile can "
+                          "code a text against the same text elsewhere (12); 0: it cannot")
     fit.add_argument("--difference-steps", type=_factor, default=4.0, metavar="FACTOR",
                      help="steps of what a text differs by from the same text elsewhere, in those of its level (4); "
                           "they are halved while a level breaks its promise there")

@@ -33,8 +33,8 @@ def figures_table(rows: Sequence[Figures], level_steps: dict[str, float]) -> str
 
 
 def draw(rows: Sequence[Figures], path: pathlib.Path, title: str) -> None:
-    """Bits per component against mean KL, a line for each group; broken ones are of text that was coded against the same
-    text behind another prefix. Errors: KvtrieError."""
+    """Bits per component against mean KL, a line for each group. Broken lines: text that was coded against the same text
+    behind another prefix. Errors: KvtrieError."""
     try:
         import matplotlib
         matplotlib.use("Agg")

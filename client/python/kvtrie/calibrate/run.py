@@ -22,6 +22,7 @@ from kvtrie.errors import KvtrieError
 _SEED = 1
 _DIFFERENCE_FITS_MAX = 3
 _SHARE_OF_ALONE_MAX = 0.9  # of bits: what saves less is not worth the references
+_PROFILE_BYTES_MAX = 256 << 20  # as storage/codec/profile_header.h has it
 _FLAGS_OF_DIFFERENCES = ("heads", "no-metric", "ridge", "shrinkage")  # among those of a fit
 
 
@@ -254,6 +255,8 @@ class _Calibration:
         margin = self._options.margin
         for number in range(_DIFFERENCE_FITS_MAX):
             found = self._fit_differences(fit, material, pairs, self._options.difference_steps / 2**number)
+            if found is None:
+                return fit
             again = figures.worst_against(found.rows)
             print(f"\nAgainst the same text behind another prefix, steps {found.difference_steps:g} times the level's:")
             print(report.figures_table([row for row in found.rows if row.against], found.steps), flush=True)
@@ -264,11 +267,13 @@ class _Calibration:
                 return fit
             if not broken:
                 return found
-        print(f"{', '.join(broken)} does not keep its promise with a margin against the same text elsewhere: the profile "
-              "codes every text alone. Smaller steps of that level, or a smaller --difference-steps, may do.", flush=True)
+        print(f"{', '.join(broken)} does not keep its promise with a margin against the same text elsewhere: the "
+              "profile codes every text alone. Smaller steps of that level, or a smaller --difference-steps, may do.",
+              flush=True)
         return fit
 
-    def _fit_differences(self, fit: _Fit, material, pairs: dict[str, str], difference_steps: float) -> _Fit:
+    def _fit_differences(self, fit: _Fit, material, pairs: dict[str, str], difference_steps: float) -> _Fit | None:
+        """None: the profile would be too large."""
         decides = (fit.key, sorted(session.name for session in self._fitted_again), difference_steps)
         key = hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
         draft, about = self._work.fit(key, "draft"), self._work.fit(key, "json")
@@ -281,6 +286,11 @@ class _Calibration:
                 "material": material, "base": self._work.fit(fit.key, "draft"),
                 "difference-steps": f"{difference_steps:g}", **kept, "out": draft})
             self._work.write(about, json.dumps(answer).encode())
+        if (size := draft.stat().st_size) > _PROFILE_BYTES_MAX:
+            print(f"With what a text differs by from the same text elsewhere the profile has {size / 2**20:.0f} MiB, must "
+                  f"have at most {_PROFILE_BYTES_MAX >> 20}: it codes every text alone. With --fit-flag heads it is "
+                  "smaller.", flush=True)
+            return None
         body_digest = json.loads(about.read_text())["body_digest"]
         again = self._measurement.again(key, pairs, self._held_out_again, "measuring behind other prefixes")
         return dataclasses.replace(fit, key=key, body_digest=body_digest, difference_steps=difference_steps,
