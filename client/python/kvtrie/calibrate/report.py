@@ -33,12 +33,14 @@ def figures_table(rows: Sequence[Figures], level_steps: dict[str, float]) -> str
 
 
 def draw(rows: Sequence[Figures], path: pathlib.Path, title: str) -> None:
-    """Bits per component against mean KL, a line for each group. Broken lines: text that was coded against the same text
-    behind another prefix. Errors: KvtrieError."""
+    """Bits per component against mean KL, a line for each group.
+
+    Broken lines: text that was coded against the same text behind another prefix. Errors: KvtrieError.
+    """
     try:
         import matplotlib
         matplotlib.use("Agg")
-        from matplotlib import pyplot
+        from matplotlib import pyplot, ticker
     except ImportError as error:
         raise KvtrieError("--png needs matplotlib: pip install './client/python[calibrate]'") from error
     figure, axes = pyplot.subplots(figsize=(7, 5), layout="constrained")
@@ -59,6 +61,7 @@ def draw(rows: Sequence[Figures], path: pathlib.Path, title: str) -> None:
         axes.annotate(level, (1, bound), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="gray")
     axes.set(xscale="log", yscale="log", xlabel="bits per component", ylabel="mean KL, nat", title=title)
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(ticker.LogLocator(subs=(2, 3, 5)))
     axes.xaxis.set_minor_formatter("{x:g}")
     axes.grid(alpha=0.3, which="both")
     axes.legend()

@@ -20,7 +20,6 @@ from kvtrie.calibrate.work_folder import WorkFolder
 from kvtrie.errors import KvtrieError
 
 _SEED = 1
-_DIFFERENCE_FITS_MAX = 3
 _SHARE_OF_ALONE_MAX = 0.9  # of bits: what saves less is not worth the references
 _PROFILE_BYTES_MAX = 256 << 20  # as storage/codec/profile_header.h has it
 _FLAGS_OF_DIFFERENCES = ("heads", "no-metric", "ridge", "shrinkage")  # among those of a fit
@@ -252,25 +251,35 @@ class _Calibration:
                 path.unlink()
         for session in self._bar(self._fitted_again, "KV behind other prefixes"):
             self._prefill(self._work.repeated / session.name, session.token_ids)
-        margin = self._options.margin
-        for number in range(_DIFFERENCE_FITS_MAX):
-            found = self._fit_differences(fit, material, pairs, self._options.difference_steps / 2**number)
+        best = None
+        broken: list[str] = []
+        trials: list[tuple[float, bool]] = []
+        factor: float | None = self._options.difference_steps
+        while factor is not None:
+            found = self._fit_differences(fit, material, pairs, factor)
             if found is None:
                 return fit
             again = figures.worst_against(found.rows)
-            print(f"\nAgainst the same text behind another prefix, steps {found.difference_steps:g} times the level's:")
+            print(f"\nAgainst the same text behind another prefix, steps {factor:.3g} times the level's:")
             print(report.figures_table([row for row in found.rows if row.against], found.steps), flush=True)
-            broken = [level for level in pairs
-                      if not steps.holds(level, steps.Trial(found.steps[level], again[level].mean_kl), margin)]
-            if not broken and min(row.of_alone for row in again.values()) > _SHARE_OF_ALONE_MAX:
+            now_broken = [level for level in pairs if not steps.holds(
+                level, steps.Trial(found.steps[level], again[level].mean_kl), self._options.margin)]
+            trials.append((factor, not now_broken))
+            factor = steps.next_factor(trials)
+            if now_broken:
+                broken = now_broken
+            elif min(row.of_alone for row in again.values()) > _SHARE_OF_ALONE_MAX:
                 print("That is hardly less than they take alone, so the profile codes every text alone.", flush=True)
                 return fit
-            if not broken:
-                return found
-        print(f"{', '.join(broken)} does not keep its promise with a margin against the same text elsewhere: the "
-              "profile codes every text alone. Smaller steps of that level, or a smaller --difference-steps, may do.",
-              flush=True)
-        return fit
+            else:
+                best = found  # a later one that holds has larger steps
+        if best is None:
+            print(f"{', '.join(broken)} does not keep its promise with a margin against the same text elsewhere: the "
+                  "profile codes every text alone. Smaller steps of that level, or a smaller --difference-steps, may "
+                  "do.", flush=True)
+        elif best.difference_steps != trials[-1][0]:
+            print(f"Taken are steps {best.difference_steps:.3g} times the level's.", flush=True)
+        return best or fit
 
     def _fit_differences(self, fit: _Fit, material, pairs: dict[str, str], difference_steps: float) -> _Fit | None:
         """None: the profile would be too large."""
@@ -278,18 +287,18 @@ class _Calibration:
         key = hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
         draft, about = self._work.fit(key, "draft"), self._work.fit(key, "json")
         if not draft.exists() or not about.exists():
-            self._say(f"fit of differences: steps {difference_steps:g} times the level's")
+            self._say(f"fit of differences: steps {difference_steps:.3g} times the level's")
             kept = {name: value for name, value in command_line.fit_flags(self._options.fit_flag).items()
                     if name in _FLAGS_OF_DIFFERENCES}
             answer = self._kvtrie.profile("fit", flags={
                 "spec": self._work.spec, "samples": self._work.fitted, "repeated": self._work.repeated,
                 "material": material, "base": self._work.fit(fit.key, "draft"),
-                "difference-steps": f"{difference_steps:g}", **kept, "out": draft})
+                "difference-steps": f"{difference_steps:.9g}", **kept, "out": draft})
             self._work.write(about, json.dumps(answer).encode())
         if (size := draft.stat().st_size) > _PROFILE_BYTES_MAX:
-            print(f"With what a text differs by from the same text elsewhere the profile has {size / 2**20:.0f} MiB, must "
-                  f"have at most {_PROFILE_BYTES_MAX >> 20}: it codes every text alone. With --fit-flag heads it is "
-                  "smaller.", flush=True)
+            print(f"With what a text differs by from the same text elsewhere the profile has {size / 2**20:.0f} MiB, "
+                  f"must have at most {_PROFILE_BYTES_MAX >> 20}: it codes every text alone. With --fit-flag heads it "
+                  "is smaller.", flush=True)
             return None
         body_digest = json.loads(about.read_text())["body_digest"]
         again = self._measurement.again(key, pairs, self._held_out_again, "measuring behind other prefixes")
