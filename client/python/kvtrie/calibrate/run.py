@@ -251,7 +251,7 @@ class _Calibration:
                 path.unlink()
         for session in self._bar(self._fitted_again, "KV behind other prefixes"):
             self._prefill(self._work.repeated / session.name, session.token_ids)
-        best = None
+        best: _Fit | None = None
         broken: list[str] = []
         trials: list[tuple[float, bool]] = []
         factor: float | None = self._options.difference_steps
@@ -264,22 +264,20 @@ class _Calibration:
             print(report.figures_table([row for row in found.rows if row.against], found.steps), flush=True)
             now_broken = [level for level in pairs if not steps.holds(
                 level, steps.Trial(found.steps[level], again[level].mean_kl), self._options.margin)]
+            broken = now_broken or broken
+            best = best if now_broken else found  # a later one that holds has larger steps
             trials.append((factor, not now_broken))
             factor = steps.next_factor(trials)
-            if now_broken:
-                broken = now_broken
-            elif min(row.of_alone for row in again.values()) > _SHARE_OF_ALONE_MAX:
-                print("That is hardly less than they take alone, so the profile codes every text alone.", flush=True)
-                return fit
-            else:
-                best = found  # a later one that holds has larger steps
         if best is None:
             print(f"{', '.join(broken)} does not keep its promise with a margin against the same text elsewhere: the "
                   "profile codes every text alone. Smaller steps of that level, or a smaller --difference-steps, may "
                   "do.", flush=True)
-        elif best.difference_steps != trials[-1][0]:
-            print(f"Taken are steps {best.difference_steps:.3g} times the level's.", flush=True)
-        return best or fit
+            return fit
+        print(f"Taken are steps {best.difference_steps:.3g} times the level's.", flush=True)
+        if min(row.of_alone for row in figures.worst_against(best.rows).values()) > _SHARE_OF_ALONE_MAX:
+            print("Even so texts take hardly less than alone: the profile codes every text alone.", flush=True)
+            return fit
+        return best
 
     def _fit_differences(self, fit: _Fit, material, pairs: dict[str, str], difference_steps: float) -> _Fit | None:
         """None: the profile would be too large."""

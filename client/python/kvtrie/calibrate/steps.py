@@ -74,7 +74,7 @@ def next_step(level: str, trials: Sequence[Trial], margin: float) -> float:
 
 
 def next_factor(trials: Sequence[tuple[float, bool]]) -> float | None:
-    """By what to multiply the steps of differences after these factors, each with whether all levels held; None: enough.
+    """By what to multiply steps of differences after these factors, each with whether all levels held; None: enough.
 
     Halved, twice at most, until they hold; then once more between the last that did not and the one that does, because
     what differences cost and take changes fast there. REQUIRES: at least one.
