@@ -273,8 +273,12 @@ absl::StatusOr<RepeatedTexts> ReadRepeated(const CommandLine& line, const ModelS
   return repeated;
 }
 
-// What --base keeps as it is there, so that other flags could not change it.
-absl::Status CheckBaseFlags(const CommandLine& line) {
+// Flags that would change nothing: of differences that are not fitted, or of what --base has.
+absl::Status CheckFitFlags(const CommandLine& line) {
+  if (line.Has("difference-steps") && !line.Has("repeated")) {
+    return UsageError(
+        "--difference-steps: there are no differences without --repeated: give it too");
+  }
   if (!line.Has("base")) return absl::OkStatus();
   if (!line.Has("repeated")) {
     return UsageError("--base: only differences are fitted to it: give --repeated");
@@ -349,7 +353,7 @@ std::vector<Part> PartsOf(const ResidualProfile& profile, std::size_t body_bytes
   const ImportanceModel& of = profile.importance;
   const std::size_t importance = sizeof(float) * (of.query_means.size() + of.query_factors.size() +
                                                   of.normalizers.size() + of.weights.size());
-  // Of differences to references: none where texts share too few tokens.
+  // Of differences to references.
   std::size_t differences = 0;
   for (const ResidualProfile& of_differences : profile.differences) {
     differences += 1 + of_differences.EncodeBody().size();
@@ -407,7 +411,7 @@ absl::StatusOr<std::size_t> Material(const VerbContext& context) {
 
 absl::Status Fit(const VerbContext& context) {
   const CommandLine& line = context.line;
-  KV_RETURN_IF_ERROR(CheckBaseFlags(line));
+  KV_RETURN_IF_ERROR(CheckFitFlags(line));
   const bool has_metrics = (line.Has("metrics") || line.Has("material")) && !line.Has("no-metric");
   // A base has its levels.
   KV_ASSIGN_OR_RETURN(ResidualFitOptions options,
@@ -441,8 +445,10 @@ absl::Status Fit(const VerbContext& context) {
     options.progress = [&](double done_share, std::string_view what) {
       progress.Report(done_share, what);
     };
+    // Text that samples share by chance is no ground for differences, which would have to be
+    // measured.
     ResidualFitOptions of_samples = options;
-    if (repeated) of_samples.differences.tokens_min = 0;  // they come from all texts, below
+    of_samples.differences.tokens_min = 0;
     profile = FitResidualProfile(spec, texts.samples, material, of_samples);
   }
   if (!profile.ok()) return profile.status();

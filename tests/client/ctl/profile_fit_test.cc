@@ -235,7 +235,18 @@ TEST(ProfileFitTest, RepeatedTextsGiveDifferencesAndChangeNothingElse) {
   with.differences.clear();
   EXPECT_TRUE(with.EncodeBody() == BodyOf(folder, "without").EncodeBody());
 
-  // The same as adding them to what is there.
+  // Text that samples share by chance gives none.
+  folder.WriteRepeated("samples", 32);
+  ASSERT_EQ(RunKvtrie(folder.FitArguments("chance")).code, ExitCode::kOk);
+  EXPECT_TRUE(BodyOf(folder, "chance").differences.empty());
+}
+
+TEST(ProfileFitTest, DifferencesCanBeAddedToADraft) {
+  const ProfileFolder folder;
+  folder.WriteRepeated("repeated", 24);
+  ASSERT_EQ(RunKvtrie(folder.FitArguments("without")).code, ExitCode::kOk);
+  ASSERT_EQ(RunKvtrie(With(folder.FitArguments("with"), {"--repeated", folder / "repeated"})).code,
+            ExitCode::kOk);
   const auto add = [&](const std::string& out, const std::string& steps) {
     return RunKvtrie({"profile", "fit", "--base", folder / "without", "--spec",
                       folder / "spec.json", "--samples", folder / "samples", "--repeated",
@@ -272,6 +283,8 @@ TEST(ProfileFitTest, RepeatedTextsThatAreNoneAreNamed) {
             HasSubstr("must have 2000")));
   EXPECT_THAT(fit(whole, {"--difference-steps", "0"}, ExitCode::kUsage),
               HasSubstr("--difference-steps 0: must be"));
+  EXPECT_THAT(fit(whole, {"--difference-steps", "2"}, ExitCode::kUsage),
+              HasSubstr("--difference-steps: there are no differences without --repeated"));
   // Their tokens stand there at the same places: nothing is shared behind another prefix.
   EXPECT_THAT(fit(whole, {"--repeated", folder / "samples"}, ExitCode::kFailed),
               HasSubstr("samples: has 0 tokens"));

@@ -292,6 +292,7 @@ def test_every_level_of_the_profile_keeps_its_promise(tmp_path, mode):
         assert 0 < level["mean_kl"] <= 0.9 * bound
     assert {group["group"] for group in measured["groups"]} == {"txt", "md", "other"}
     assert "BROKEN" not in done.stdout.split("LEVEL")[-1]
+    assert "will code no text against another: fitted samples give" in done.stderr  # so short are they
     profile = (tmp_path / "p.kvp").read_bytes()
     assert profile.startswith(b"KVP1")
 
