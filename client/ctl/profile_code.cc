@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -17,7 +18,8 @@
 #include "storage/base/check.h"
 #include "storage/base/status_macros.h"
 #include "storage/codec/frame.h"
-#include "storage/codec/frame_codec.h"
+#include "storage/codec/residual_profile.h"
+#include "storage/codec/shared_runs.h"
 
 namespace kvtrie {
 namespace {
@@ -55,6 +57,64 @@ bool FollowsImportance(const ResidualProfile& profile, Quality quality) {
          });
 }
 
+// The tokens and KV that two flags name.
+struct Session {
+  MappedFile tokens_file, kv_file;
+  std::span<const TokenId> tokens;  // point into the files
+  std::span<const std::byte> raw;
+};
+absl::StatusOr<Session> ReadSession(const ModelSpec& spec, const CommandLine& line,
+                                    const char* tokens_flag, const char* kv_flag) {
+  const auto bad = [&](const char* flag, const auto&... what) {
+    return OfFlag(flag, absl::InvalidArgumentError(absl::StrCat(line.Text(flag), ": ", what...)));
+  };
+  Session session;
+  KV_ASSIGN_OR_RETURN(session.tokens_file,
+                      OfFlag(tokens_flag, MappedFile::Open(line.Text(tokens_flag))));
+  KV_ASSIGN_OR_RETURN(
+      session.tokens,
+      OfFlag(tokens_flag, NumbersOf<TokenId>(session.tokens_file, line.Text(tokens_flag))));
+  if (session.tokens.size() < spec.block_tokens) {
+    return bad(tokens_flag, "has ", session.tokens.size(), " tokens, and a block has ",
+               spec.block_tokens);
+  }
+  KV_ASSIGN_OR_RETURN(session.kv_file, OfFlag(kv_flag, MappedFile::Open(line.Text(kv_flag))));
+  session.raw = session.kv_file.bytes();
+  const std::size_t bytes = TokenBytes(spec) * session.tokens.size();
+  if (session.raw.size() != bytes) {
+    return bad(kv_flag, "has ", session.raw.size(), " bytes, and KV of ", session.tokens.size(),
+               " tokens has ", bytes);
+  }
+  return session;
+}
+
+// The level of the session that this one is coded against; no value: it is coded alone.
+absl::StatusOr<std::optional<Quality>> AgainstLevel(const CommandLine& line, Quality quality) {
+  constexpr const char* kFlags[] = {"against-tokens", "against-kv", "against-level"};
+  const auto given = std::count_if(std::begin(kFlags), std::end(kFlags),
+                                   [&](const char* flag) { return line.Has(flag); });
+  if (given == 0) return std::optional<Quality>();
+  if (given != std::ssize(kFlags)) {
+    return UsageError(
+        "--against-tokens, --against-kv and --against-level say what to code against: give all of "
+        "them, or none");
+  }
+  if (quality == Quality::kExact) {
+    return UsageError("--against-level: level exact is coded against nothing: leave it out");
+  }
+  const Quality against = LevelFromText(line.Text("against-level")).value_or(Quality::kExact);
+  if (!IsAtLeast(against, quality) || against == quality) {
+    return UsageError(absl::StrCat("--against-level ", line.Text("against-level"),
+                                   ": must be finer than --level ", line.Text("level"),
+                                   ", which inherits its error"));
+  }
+  return std::optional(against);
+}
+
+bool HasLevel(const ResidualCodec& codec, Quality quality) {
+  return quality == Quality::kExact || codec.HasLevel(quality);
+}
+
 absl::StatusOr<std::string> Code(const VerbContext& context) {
   const CommandLine& line = context.line;
   const std::string level = line.Text("level");
@@ -63,6 +123,7 @@ absl::StatusOr<std::string> Code(const VerbContext& context) {
     return UsageError(
         "--token-importance: level exact has no steps for it to change: leave it out");
   }
+  KV_ASSIGN_OR_RETURN(const std::optional<Quality> against_level, AgainstLevel(line, quality));
   if (line.Has("out")) KV_RETURN_IF_ERROR(OfFlag("out", CheckCanWrite(line.Text("out"))));
   KV_ASSIGN_OR_RETURN(ModelSpec spec, OfFlag("spec", ReadModelSpec(line.Text("spec"))));
   spec.block_tokens = static_cast<std::uint32_t>(line.Number("block-tokens", spec.block_tokens));
@@ -81,55 +142,60 @@ absl::StatusOr<std::string> Code(const VerbContext& context) {
   }
   const absl::StatusOr<ResidualProfile> body = ResidualProfile::DecodeBody(profile.body);
   if (!body.ok()) return bad("profile", body.status().message());
-  const auto codec = ResidualCodec::Create(spec, BodyDigest(profile.body), *body);
-  if (!codec.ok()) return bad("profile", codec.status().message());
-  if (quality != Quality::kExact && !(*codec)->HasLevel(quality)) {
-    return bad("profile", "has no level ", level);
-  }
+  auto residual = ResidualCodec::Create(spec, BodyDigest(profile.body), *body);
+  if (!residual.ok()) return bad("profile", residual.status().message());
+  const FrameCodec codec(spec, *std::move(residual));
+  if (!HasLevel(*codec.residual(), quality)) return bad("profile", "has no level ", level);
   if (line.Has("token-importance") && !FollowsImportance(*body, quality)) {
     return bad("profile", "steps of level ", level,
                " follow no importance, so that --token-importance changes nothing: leave it out, "
                "or fit with --queries (or a --material that was made with them) and --importance "
                "above 0");
   }
-
-  KV_ASSIGN_OR_RETURN(const MappedFile tokens_file,
-                      OfFlag("tokens", MappedFile::Open(line.Text("tokens"))));
-  KV_ASSIGN_OR_RETURN(const auto tokens,
-                      OfFlag("tokens", NumbersOf<TokenId>(tokens_file, line.Text("tokens"))));
-  if (tokens.size() < spec.block_tokens) {
-    return bad("tokens", "has ", tokens.size(), " tokens, and a block has ", spec.block_tokens);
+  if (against_level && !HasLevel(*codec.residual(), *against_level)) {
+    return bad("profile", "has no level ", line.Text("against-level"),
+               ", which --against-level names");
   }
-  KV_ASSIGN_OR_RETURN(const MappedFile kv, OfFlag("kv", MappedFile::Open(line.Text("kv"))));
-  const std::size_t bytes = TokenBytes(spec) * tokens.size();
-  if (kv.bytes().size() != bytes) {
-    return bad("kv", "has ", kv.bytes().size(), " bytes, and KV of ", tokens.size(), " tokens has ",
-               bytes);
+  if (against_level && !codec.residual()->HasDifferences()) {
+    return bad("profile",
+               "cannot code a text against another: leave --against-tokens, --against-kv and "
+               "--against-level out, or fit with --repeated");
   }
 
+  KV_ASSIGN_OR_RETURN(const Session session, ReadSession(spec, line, "tokens", "kv"));
+  CodeRunOptions options{.quality = quality, .rounds = static_cast<int>(line.Number("rounds", 1))};
   MappedFile importance_file;
-  std::span<const float> importance;
   if (line.Has("token-importance")) {
     const std::string path = line.Text("token-importance");
     KV_ASSIGN_OR_RETURN(importance_file, OfFlag("token-importance", MappedFile::Open(path)));
-    KV_ASSIGN_OR_RETURN(importance,
+    KV_ASSIGN_OR_RETURN(options.importance,
                         OfFlag("token-importance", NumbersOf<float>(importance_file, path)));
-    if (importance.size() != tokens.size()) {
-      return bad("token-importance", "has ", importance.size(), " numbers, and there are ",
-                 tokens.size(), " tokens: write one for each");
+    if (options.importance.size() != session.tokens.size()) {
+      return bad("token-importance", "has ", options.importance.size(), " numbers, and there are ",
+                 session.tokens.size(), " tokens: write one for each");
     }
-    for (std::size_t i = 0; i < importance.size(); ++i) {
-      if (std::isfinite(importance[i]) && importance[i] > 0) continue;
-      return bad("token-importance", "number ", i, " (from 0 on) is ", importance[i],
+    for (std::size_t i = 0; i < options.importance.size(); ++i) {
+      if (std::isfinite(options.importance[i]) && options.importance[i] > 0) continue;
+      return bad("token-importance", "number ", i, " (from 0 on) is ", options.importance[i],
                  ": write a finite one above 0, 1 for an average token");
     }
   }
+  Session as_it_was;
+  RestoredSession other;
+  if (against_level) {
+    KV_ASSIGN_OR_RETURN(as_it_was, ReadSession(spec, line, "against-tokens", "against-kv"));
+    KV_ASSIGN_OR_RETURN(CodedRun run, CodeRun(spec, codec, as_it_was.tokens, as_it_was.raw,
+                                              {.quality = *against_level}));
+    other = {
+        .tokens = as_it_was.tokens, .blocks = std::move(run.restored), .quality = *against_level};
+    options.against = &other;
+  }
 
   KV_ASSIGN_OR_RETURN(const CodedRun run,
-                      CodeRun(spec, **codec, tokens, kv.bytes(), importance, quality,
-                              static_cast<int>(line.Number("rounds", 1))));
+                      CodeRun(spec, codec, session.tokens, session.raw, options));
   if (line.Has("out")) {
-    KV_RETURN_IF_ERROR(OfFlag("out", WriteFile(line.Text("out"), AsText(run.restored))));
+    KV_RETURN_IF_ERROR(
+        OfFlag("out", WriteFile(line.Text("out"), AsText(RunOfBlocks(spec, run.restored)))));
   }
 
   const auto mb_per_second = [&](double seconds) {
@@ -138,7 +204,7 @@ absl::StatusOr<std::string> Code(const VerbContext& context) {
   nlohmann::ordered_json json;
   json["body_digest"] = BodyDigest(profile.body).ToHex();
   json["level"] = level;
-  json["tokens"] = tokens.size() / spec.block_tokens * spec.block_tokens;
+  json["tokens"] = session.tokens.size() / spec.block_tokens * spec.block_tokens;
   json["blocks"] = run.block_bytes.size();
   json["block_bytes"] = run.block_bytes;
   json["bytes"] = run.frame_bytes();
@@ -146,6 +212,21 @@ absl::StatusOr<std::string> Code(const VerbContext& context) {
   json["components"] = run.components;
   json["bits_per_component"] = run.bits_per_component();
   json["exact_tokens"] = run.exact_tokens;
+  if (against_level) {
+    std::size_t tokens = 0, blocks = 0, bytes = 0;
+    for (std::size_t b = 0; b < run.block_bytes.size(); ++b) {
+      if (run.block_referenced_tokens[b] == 0) continue;
+      tokens += run.block_referenced_tokens[b];
+      ++blocks;
+      bytes += run.block_bytes[b];
+    }
+    json["against_level"] = line.Text("against-level");
+    json["referenced_tokens"] = tokens;
+    json["referenced_blocks"] = blocks;  // that have such tokens
+    json["referenced_bytes"] = bytes;    // of these blocks
+    json["referenced_share_of_bytes"] =
+        static_cast<double>(bytes) / static_cast<double>(run.frame_bytes());
+  }
   json["encode_mb_per_second"] = mb_per_second(run.encode_seconds);
   json["decode_mb_per_second"] = mb_per_second(run.decode_seconds);
   return json.dump();
@@ -183,73 +264,104 @@ double CodedRun::bits_per_component() const {
   return 8 * static_cast<double>(frame_bytes()) / static_cast<double>(components);
 }
 
-absl::StatusOr<CodedRun> CodeRun(const ModelSpec& spec, const ResidualCodec& codec,
+std::vector<BlockReferences> FindReferences(const ModelSpec& spec, const RestoredSession& other,
+                                            std::span<const TokenId> tokens) {
+  const std::size_t size = spec.block_tokens;
+  std::vector<BlockReferences> found(tokens.size() / size);
+  const std::span<const TokenId> texts[] = {other.tokens.first(other.blocks.size() * size),
+                                            tokens.first(found.size() * size)};
+  std::size_t count = 0;
+  for (const SharedRun& shared : FindSharedRuns(texts, kSharedTokensMin)) {
+    if (shared.earlier_text != 0 || shared.text != 1) continue;
+    for (std::size_t i = 0; i < shared.token_count; i += count) {
+      const std::size_t token = shared.first_token + i, there = shared.offset + i;
+      // To the end of the run, of the block, or of the reference's block.
+      count = std::min({shared.token_count - i, size - token % size, size - there % size});
+      TrieNodeId node;  // any one, as long as it is another for each block
+      node.bytes.fill(0xEE);
+      const std::size_t block = there / size;
+      std::memcpy(node.bytes.data(), &block, sizeof block);
+      auto& [references, runs] = found[token / size];
+      const auto known =
+          std::find_if(references.begin(), references.end(),
+                       [&](const ReferenceBlock& reference) { return reference.node == node; });
+      const auto number = static_cast<std::uint16_t>(known - references.begin());
+      if (known == references.end()) {
+        if (references.size() == kReferencesMax) continue;
+        references.push_back({.node = node,
+                              .first_position = static_cast<std::uint32_t>(block * size),
+                              .tokens = other.tokens.subspan(block * size, size),
+                              .raw = other.blocks[block],
+                              .quality = other.quality});
+      }
+      runs.push_back({.first_token = static_cast<std::uint16_t>(token % size),
+                      .token_count = static_cast<std::uint16_t>(count),
+                      .reference = number,
+                      .offset = static_cast<std::uint16_t>(there % size)});
+    }
+  }
+  return found;
+}
+
+absl::StatusOr<CodedRun> CodeRun(const ModelSpec& spec, const FrameCodec& codec,
                                  std::span<const TokenId> tokens, std::span<const std::byte> raw,
-                                 std::span<const float> importance, Quality quality, int rounds) {
-  const KvGeometry geometry(spec);
+                                 const CodeRunOptions& options) {
   const std::size_t block_tokens = spec.block_tokens;
   const std::size_t block_count = tokens.size() / block_tokens;
+  const std::size_t block_bytes = KvGeometry(spec).raw_block_bytes();
   KV_CHECK(block_count > 0);
   KV_CHECK(raw.size() == TokenBytes(spec) * tokens.size());
 
   const std::vector<std::vector<std::byte>> blocks = BlocksOfRun(spec, raw);
-  std::vector<std::vector<std::byte>> restored = blocks;
+  std::vector<BlockReferences> references(block_count);
+  if (options.against != nullptr) references = FindReferences(spec, *options.against, tokens);
   std::vector<BlockToEncode> to_encode;
   for (std::size_t b = 0; b < block_count; ++b) {
-    to_encode.push_back({.first_position = static_cast<std::uint32_t>(b * block_tokens),
+    const std::size_t first = b * block_tokens;
+    to_encode.push_back({.first_position = static_cast<std::uint32_t>(first),
                          .session_tokens = static_cast<std::uint32_t>(tokens.size()),
-                         .tokens = tokens.subspan(b * block_tokens, block_tokens),
+                         .tokens = tokens.subspan(first, block_tokens),
                          .raw = blocks[b],
-                         .importance = importance.empty()
-                                           ? importance
-                                           : importance.subspan(b * block_tokens, block_tokens)});
+                         .references = references[b].references,
+                         .runs = references[b].runs});
+    if (!options.importance.empty()) {
+      to_encode[b].importance = options.importance.subspan(first, block_tokens);
+    }
   }
 
   CodedRun run;
+  run.restored.assign(block_count, std::vector<std::byte>(block_bytes));
   run.encode_seconds = run.decode_seconds = std::numeric_limits<double>::max();
-  // A dtype that profiles have no exact coding for leaves all blocks to the lossless codec.
-  const bool declines_all = quality == Quality::kExact && !codec.HasLevel(quality);
-  std::vector<EncodedBlock> encoded(block_count);
-  for (int round = 0; round < rounds; ++round) {
+  std::vector<EncodedFrame> frames;
+  for (int round = 0; round < options.rounds; ++round) {
     SteadyClock::time_point begin = SteadyClock::now();
-    if (!declines_all) {
-      KV_ASSIGN_OR_RETURN(encoded, codec.Encode(to_encode, quality));
-    }
+    KV_ASSIGN_OR_RETURN(frames, options.quality == Quality::kExact
+                                    ? codec.EncodeSmallestExact(to_encode)
+                                    : codec.Encode(to_encode, options.quality));
     run.encode_seconds = std::min(run.encode_seconds, SecondsSince(begin));
-    std::vector<BlockToDecode> to_decode;
+    std::vector<FrameToDecode> to_decode;
     for (std::size_t b = 0; b < block_count; ++b) {
-      if (encoded[b].body.empty()) continue;
-      to_decode.push_back({.body = encoded[b].body,
-                           .section_bytes = encoded[b].section_bytes,
-                           .quality = quality,
+      KV_ASSIGN_OR_RETURN(const FrameView frame, FrameView::Parse(frames[b].bytes));
+      to_decode.push_back({.frame = frame,
                            .tokens = to_encode[b].tokens,
-                           .raw = restored[b]});
+                           .raw = run.restored[b],
+                           .references = to_encode[b].references});
     }
     begin = SteadyClock::now();
-    if (!to_decode.empty()) KV_RETURN_IF_ERROR(codec.Decode(to_decode));
+    KV_RETURN_IF_ERROR(codec.Decode(to_decode));
     run.decode_seconds = std::min(run.decode_seconds, SecondsSince(begin));
   }
 
-  const FrameCodec without_profile(spec, nullptr);
-  for (std::size_t b = 0; b < block_count; ++b) {
-    if (encoded[b].body.empty()) {
-      KV_ASSIGN_OR_RETURN(const std::vector<EncodedFrame> frames,
-                          without_profile.Encode({&to_encode[b], 1}, Quality::kExact));
-      run.block_bytes.push_back(frames[0].bytes.size());
-      run.exact_tokens += block_tokens;
-      restored[b] = blocks[b];
-    } else {
-      run.block_bytes.push_back(FrameHeaderBytes(encoded[b].section_bytes.size()) +
-                                encoded[b].body.size());
-      run.exact_tokens += encoded[b].exact_tokens;
-    }
+  for (const EncodedFrame& frame : frames) {
+    run.block_bytes.push_back(frame.bytes.size());
+    run.block_referenced_tokens.push_back(frame.referenced_tokens);
+    run.exact_tokens += frame.exact_tokens;
   }
-  if (quality == Quality::kExact && restored != blocks) {
+  if (options.quality == Quality::kExact && run.restored != blocks) {
     return absl::InternalError("exact frames did not give back the same KV");
   }
-  run.raw_bytes = block_count * geometry.raw_block_bytes();
+  run.raw_bytes = block_count * block_bytes;
   run.components = run.raw_bytes / DTypeBytes(spec.dtype);
-  run.restored = RunOfBlocks(spec, restored);
   return run;
 }
 

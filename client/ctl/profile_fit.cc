@@ -23,8 +23,10 @@
 #include "storage/base/check.h"
 #include "storage/base/status_macros.h"
 #include "storage/codec/fit_material.h"
+#include "storage/codec/frame_codec.h"
 #include "storage/codec/residual_codec.h"
 #include "storage/codec/residual_fit.h"
+#include "storage/codec/shared_runs.h"
 #include "storage/kv/model_spec.h"
 
 namespace kvtrie {
@@ -213,6 +215,8 @@ absl::StatusOr<ResidualFitOptions> ReadFitOptions(const CommandLine& line, bool 
   options.energy_prior =
       static_cast<std::uint16_t>(line.Number("energy-prior", options.energy_prior));
   options.energy_carried = line.Real("energy-carried", options.energy_carried);
+  options.differences.step_factor =
+      static_cast<float>(line.Real("difference-steps", options.differences.step_factor));
   if (line.Has("inputs")) {
     KV_ASSIGN_OR_RETURN(options.inputs, ReadInputs(line.Text("inputs")));
   }
@@ -237,6 +241,69 @@ absl::StatusOr<ResidualFitOptions> ReadFitOptions(const CommandLine& line, bool 
   return options;
 }
 
+// Texts with the KV of the same text behind another prefix.
+struct RepeatedTexts {
+  SampleFolder folder;
+  std::vector<KvSample> all;  // those of --samples, and behind them these
+  std::size_t shared_tokens = 0;
+};
+
+absl::StatusOr<RepeatedTexts> ReadRepeated(const CommandLine& line, const ModelSpec& spec,
+                                           const SampleFolder& texts,
+                                           const DifferenceFitOptions& options) {
+  RepeatedTexts repeated;
+  const std::string path = line.Text("repeated");
+  KV_ASSIGN_OR_RETURN(repeated.folder, OfFlag("repeated", ReadSamples(spec, path)));
+  repeated.all = texts.samples;
+  repeated.all.insert(repeated.all.end(), repeated.folder.samples.begin(),
+                      repeated.folder.samples.end());
+  std::vector<std::span<const TokenId>> tokens;
+  for (const KvSample& sample : repeated.all) tokens.push_back(sample.tokens);
+  for (const SharedRun& run : FindSharedRuns(tokens, options.run_tokens_min)) {
+    repeated.shared_tokens += run.token_count;
+  }
+  if (repeated.shared_tokens < options.tokens_min) {
+    return OfFlag(
+        "repeated",
+        Bad(path, absl::StrCat("has ", repeated.shared_tokens, " tokens in runs of ",
+                               options.run_tokens_min, " or more that --samples ",
+                               line.Text("samples"), " has behind another prefix, must have ",
+                               options.tokens_min, ": add texts, or leave it out")));
+  }
+  return repeated;
+}
+
+// Flags that would change nothing: of differences that are not fitted, or of what --base has.
+absl::Status CheckFitFlags(const CommandLine& line) {
+  if (line.Has("difference-steps") && !line.Has("repeated")) {
+    return UsageError(
+        "--difference-steps: there are no differences without --repeated: give it too");
+  }
+  if (!line.Has("base")) return absl::OkStatus();
+  if (!line.Has("repeated")) {
+    return UsageError("--base: only differences are fitted to it: give --repeated");
+  }
+  for (const char* flag : {"high", "near-exact", "small", "importance", "rate-weight", "inputs",
+                           "vocabulary", "table", "energy-prior", "energy-carried", "rounds"}) {
+    if (line.Has(flag)) {
+      return UsageError(absl::StrCat("--", flag, ": --base has that already: leave one out"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ResidualProfile> ReadBase(const CommandLine& line, const ModelSpec& spec) {
+  const std::string path = line.Text("base");
+  KV_ASSIGN_OR_RETURN(const ProfileFile file, OfFlag("base", ReadProfileFile(path)));
+  if (file.codec_key != spec.CodecKey()) {
+    return OfFlag("base", Bad(path, absl::StrCat("is of another model than ", line.Text("spec"))));
+  }
+  absl::StatusOr<ResidualProfile> profile = ResidualProfile::DecodeBody(file.body);
+  if (!profile.ok()) return OfFlag("base", Bad(path, std::string(profile.status().message())));
+  profile->codec_key = file.codec_key;
+  return profile;
+}
+
 // Bits per component of some of the texts, by level. They were fitted to, so others take more.
 absl::StatusOr<std::vector<double>> EstimateBits(const VerbContext& context, ModelSpec spec,
                                                  const SampleFolder& texts,
@@ -244,7 +311,8 @@ absl::StatusOr<std::vector<double>> EstimateBits(const VerbContext& context, Mod
                                                  std::string_view body) {
   spec.block_tokens = kEstimatedBlockTokens;
   KV_RETURN_IF_ERROR(spec.Validate());
-  KV_ASSIGN_OR_RETURN(const auto codec, ResidualCodec::Create(spec, BodyDigest(body), profile));
+  KV_ASSIGN_OR_RETURN(auto residual, ResidualCodec::Create(spec, BodyDigest(body), profile));
+  const FrameCodec codec(spec, std::move(residual));
   Progress progress(context.err, context.err_is_terminal);
   std::vector<double> bits;
   std::vector<const KvSample*> chosen;
@@ -256,8 +324,8 @@ absl::StatusOr<std::vector<double>> EstimateBits(const VerbContext& context, Mod
     double bytes = 0, components = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const KvSample& text = *chosen[i * chosen.size() / count];
-      KV_ASSIGN_OR_RETURN(const CodedRun run, CodeRun(spec, *codec, text.tokens, text.raw, {},
-                                                      profile.levels[level].quality, 1));
+      KV_ASSIGN_OR_RETURN(const CodedRun run, CodeRun(spec, codec, text.tokens, text.raw,
+                                                      {.quality = profile.levels[level].quality}));
       bytes += static_cast<double>(run.frame_bytes());
       components += static_cast<double>(run.components);
       progress.Report(static_cast<double>(level * count + i + 1) /
@@ -285,7 +353,7 @@ std::vector<Part> PartsOf(const ResidualProfile& profile, std::size_t body_bytes
   const ImportanceModel& of = profile.importance;
   const std::size_t importance = sizeof(float) * (of.query_means.size() + of.query_factors.size() +
                                                   of.normalizers.size() + of.weights.size());
-  // Of differences to references: none where texts share too few tokens.
+  // Of differences to references.
   std::size_t differences = 0;
   for (const ResidualProfile& of_differences : profile.differences) {
     differences += 1 + of_differences.EncodeBody().size();
@@ -343,13 +411,25 @@ absl::StatusOr<std::size_t> Material(const VerbContext& context) {
 
 absl::Status Fit(const VerbContext& context) {
   const CommandLine& line = context.line;
+  KV_RETURN_IF_ERROR(CheckFitFlags(line));
   const bool has_metrics = (line.Has("metrics") || line.Has("material")) && !line.Has("no-metric");
-  KV_ASSIGN_OR_RETURN(ResidualFitOptions options, ReadFitOptions(line, has_metrics));
+  // A base has its levels.
+  KV_ASSIGN_OR_RETURN(ResidualFitOptions options,
+                      ReadFitOptions(line, has_metrics || line.Has("base")));
   KV_RETURN_IF_ERROR(OfFlag("out", CheckCanWrite(line.Text("out"))));
   KV_ASSIGN_OR_RETURN(const auto measured, ReadMeasured(line));
   KV_ASSIGN_OR_RETURN(const ModelSpec spec, OfFlag("spec", ReadModelSpec(line.Text("spec"))));
   KV_ASSIGN_OR_RETURN(const SampleFolder texts,
                       OfFlag("samples", ReadSamples(spec, line.Text("samples"))));
+  std::optional<RepeatedTexts> repeated;
+  if (line.Has("repeated")) {
+    KV_ASSIGN_OR_RETURN(repeated, ReadRepeated(line, spec, texts, options.differences));
+  }
+  absl::StatusOr<ResidualProfile> profile;
+  if (line.Has("base")) {
+    profile = ReadBase(line, spec);
+    if (!profile.ok()) return profile.status();
+  }
   KV_ASSIGN_OR_RETURN(FitMaterial material, MakeMaterial(context, spec, texts));
   if (line.Has("no-metric")) material.metrics.clear();
   Vocabulary vocabulary;
@@ -360,15 +440,25 @@ absl::Status Fit(const VerbContext& context) {
   }
 
   const auto begin = std::chrono::steady_clock::now();
-  absl::StatusOr<ResidualProfile> profile;
-  {
+  if (!line.Has("base")) {
     Progress progress(context.err, context.err_is_terminal);
     options.progress = [&](double done_share, std::string_view what) {
       progress.Report(done_share, what);
     };
-    profile = FitResidualProfile(spec, texts.samples, material, options);
+    // Text that samples share by chance is no ground for differences, which would have to be
+    // measured.
+    ResidualFitOptions of_samples = options;
+    of_samples.differences.tokens_min = 0;
+    profile = FitResidualProfile(spec, texts.samples, material, of_samples);
   }
   if (!profile.ok()) return profile.status();
+  if (repeated) {
+    Progress progress(context.err, context.err_is_terminal);
+    options.progress = [&](double done_share, std::string_view) {
+      progress.Report(done_share, "differences");
+    };
+    KV_RETURN_IF_ERROR(FitDifferences(spec, repeated->all, material, options, *profile));
+  }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const std::string body = profile->EncodeBody();
   KV_ASSIGN_OR_RETURN(const std::size_t bytes,
@@ -386,6 +476,7 @@ absl::Status Fit(const VerbContext& context) {
     json["body_digest"] = BodyDigest(body).ToHex();
     json["texts"] = texts.samples.size();
     json["tokens"] = tokens;
+    if (repeated) json["shared_tokens"] = repeated->shared_tokens;
     json["seconds"] = seconds.count();
     json["parts"] = Json::object();
     for (const Part& part : parts) json["parts"][std::string(part.name)] = part.bytes;

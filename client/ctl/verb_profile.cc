@@ -114,6 +114,13 @@ const FlagSpec kFitFlags[] = {
              "share of its excess for the next plane (0.5)"}
         .AtMost(1),
     {"rounds", FlagSpec::Kind::kNumber, "passes that settle tables (1)", 1, 100},
+    {"repeated", FlagSpec::Kind::kText,
+     "folder of more samples: text of --samples behind other prefixes, for differences alone"},
+    FlagSpec{"difference-steps", FlagSpec::Kind::kReal,
+             "steps of differences, in those of the level (4)"}
+        .AboveZero(),
+    {"base", FlagSpec::Kind::kText,
+     "draft or profile to keep as it is, but for differences to --repeated"},
     kMeasured,
 };
 
@@ -130,6 +137,11 @@ const FlagSpec kCodeFlags[] = {
     {"block-tokens", FlagSpec::Kind::kNumber, "tokens of a block (the spec's)", 1, 1024},
     {"token-importance", FlagSpec::Kind::kText,
      "file of f32, one per token, 1 for an average one (estimated)"},
+    {"against-tokens", FlagSpec::Kind::kText,
+     "of another session, which is stored: text that both have is coded against it"},
+    {"against-kv", FlagSpec::Kind::kText, "raw KV of that session"},
+    FlagSpec{"against-level", FlagSpec::Kind::kChoice, "at which it is stored, finer than --level",
+             0, 0, "exact|near-exact|high|small"},
     {"rounds", FlagSpec::Kind::kNumber, "repetitions, the fastest counts (1)", 1, 100},
     kOut,
 };
@@ -173,7 +185,8 @@ const Verb kFit{
     .summary = "fit a profile to the KV of texts",
     .details =
         "Without --measured it is a draft: a level promises what was measured with the model, so "
-        "no server\ntakes a profile of which nothing was.",
+        "no server\ntakes a profile of which nothing was. With --repeated it can code a text "
+        "against the same text under\nanother prefix.",
     .flags = kFitFlags,
     .run = RunProfileFit,
 };

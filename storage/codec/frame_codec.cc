@@ -39,7 +39,9 @@ EncodedFrame FrameCodec::Frame(CodecId codec, Quality quality, std::span<const s
     at += bytes;
   }
   KV_CHECK(at == body.size());
-  EncodedFrame frame{.bytes = {}, .codec = codec, .quality = quality};
+  EncodedFrame frame;
+  frame.codec = codec;
+  frame.quality = quality;
   const std::size_t header_bytes = FrameHeaderBytes(sections.size());
   frame.bytes.resize(header_bytes + body.size());
   WriteFrameHeader({.codec = codec,
@@ -54,7 +56,9 @@ EncodedFrame FrameCodec::Frame(CodecId codec, Quality quality, std::span<const s
 
 EncodedFrame FrameCodec::EncodeLosslessly(const BlockToEncode& block) const {
   const CodedBody body = EncodeLossless(geometry_, block.raw, BindingOf(block));
-  return Frame(CodecId::kLossless, Quality::kExact, body.bytes, body.section_bytes);
+  EncodedFrame frame = Frame(CodecId::kLossless, Quality::kExact, body.bytes, body.section_bytes);
+  frame.exact_tokens = static_cast<std::uint32_t>(geometry_.block_tokens());
+  return frame;
 }
 
 absl::StatusOr<std::vector<EncodedFrame>> FrameCodec::EncodeWithProfile(
@@ -84,6 +88,8 @@ absl::StatusOr<std::vector<EncodedFrame>> FrameCodec::EncodeWithProfile(
                           : encoded[i].referenced_tokens > 0 ? CodecId::kReferenced
                                                              : CodecId::kResidual;
     EncodedFrame frame = Frame(codec, quality, encoded[i].body, encoded[i].section_bytes);
+    frame.exact_tokens = encoded[i].exact_tokens;
+    frame.referenced_tokens = encoded[i].referenced_tokens;
     if (i < blocks.size()) {
       frames.push_back(std::move(frame));
     } else if (EncodedFrame& without = frames[again[i - blocks.size()]];

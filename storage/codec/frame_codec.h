@@ -21,6 +21,10 @@ struct EncodedFrame {
   std::vector<std::byte> bytes;  // the whole frame
   CodecId codec = CodecId::kRaw;
   Quality quality = Quality::kExact;  // at least what was asked for
+  // Of the block's tokens: kept as they were, which are all of a lossless frame without a profile;
+  // and coded as the difference to a reference.
+  std::uint32_t exact_tokens = 0;
+  std::uint32_t referenced_tokens = 0;
 };
 
 struct FrameToDecode {

@@ -430,7 +430,10 @@ absl::StatusOr<ResidualProfile> Fit::Run() {
 absl::StatusOr<ResidualProfile> Fit::RunOfDifferences(
     const ResidualProfile& whole, std::span<const FitRows::ReferencedRun> runs) {
   KV_RETURN_IF_ERROR(Open());
+  total_ = static_cast<double>(1 + 2 +
+                               static_cast<std::size_t>(options_.rounds) * options_.levels.size());
   ComputeExponents();
+  done_ = 1;
   profile_.importance = {};
   rows_->TakeDifferences(runs);
   // Steps are in units of the same size.
@@ -438,6 +441,7 @@ absl::StatusOr<ResidualProfile> Fit::RunOfDifferences(
     variances_.push_back(VarianceOfBasis(plane));
   }
   FitLevels();
+  Report("done", 0);
   KV_RETURN_IF_ERROR(profile_.CheckConsistency());
   return std::move(profile_);
 }
@@ -573,7 +577,6 @@ absl::Status FitDifferences(const ModelSpec& spec, std::span<const KvSample> sam
   inner.energy_carried = of.energy_carried;
   inner.table_tokens_max = 0;
   inner.vocabulary = {};
-  inner.progress = nullptr;
   for (ResidualLevel& level : inner.levels) {
     level.step *= of.step_factor;
     level.rate_weight = of.rate_weight;
@@ -592,7 +595,9 @@ absl::StatusOr<ResidualProfile> FitResidualProfile(const ModelSpec& spec,
                                                    const FitMaterial& material,
                                                    const ResidualFitOptions& options) {
   KV_ASSIGN_OR_RETURN(ResidualProfile profile, Fit(spec, samples, material, options).Run());
-  KV_RETURN_IF_ERROR(FitDifferences(spec, samples, material, options, profile));
+  ResidualFitOptions of_differences = options;
+  of_differences.progress = nullptr;  // all is done, as far as it was told
+  KV_RETURN_IF_ERROR(FitDifferences(spec, samples, material, of_differences, profile));
   return profile;
 }
 

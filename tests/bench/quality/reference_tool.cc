@@ -15,7 +15,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -32,15 +31,12 @@
 #include "storage/codec/raw_kv.h"
 #include "storage/codec/residual_fit.h"
 #include "storage/codec/residual_profile.h"
-#include "storage/codec/shared_runs.h"
 
 namespace kvtrie {
 namespace {
 
 using Json = nlohmann::ordered_json;
 using Flags = std::map<std::string, std::string>;
-
-constexpr std::size_t kRunTokensMin = 32;
 
 [[noreturn]] void Fail(const std::string& what) {
   std::fprintf(stderr, "reference_tool: %s\n", what.c_str());
@@ -109,11 +105,10 @@ int Fit(const Flags& flags) {
   return 0;
 }
 
-// A session that is stored, in whole blocks.
 struct Session {
   MappedFile token_file, kv_file;
-  std::vector<TokenId> tokens;
-  std::vector<std::vector<std::byte>> raw;  // [block]
+  std::span<const TokenId> tokens;
+  std::span<const std::byte> raw;
 };
 
 class Coder {
@@ -121,49 +116,36 @@ class Coder {
   Coder(ModelSpec spec, const ProfileFile& file) : spec_(std::move(spec)) {
     const ResidualProfile profile = OrFail(ResidualProfile::DecodeBody(file.body));
     codec_ = std::make_unique<FrameCodec>(
-        spec_, std::shared_ptr<const ResidualCodec>(
-                   OrFail(ResidualCodec::Create(spec_, BodyDigest(file.body), profile))));
+        spec_, OrFail(ResidualCodec::Create(spec_, BodyDigest(file.body), profile)));
   }
 
   Json Run(const Json& job) {
-    const Session& first = Open(job.at("first").get<std::string>());
     const Session& second = Open(job.at("second").get<std::string>());
     const std::string way = job.at("way").get<std::string>();
-    const Quality level = LevelOf(job.at("level").get<std::string>());
-    const std::vector<ReferenceBlock> references =
-        way == "alone" ? std::vector<ReferenceBlock>()
-                       : References(first, job.at("first").get<std::string>(),
-                                    LevelOf(job.at("reference").get<std::string>()));
-    std::vector<BlockToEncode> to_encode = BlocksOf(second);
-    std::vector<std::vector<ReferenceBlock>> own_references(to_encode.size());
-    std::vector<std::vector<ReferenceRun>> runs(to_encode.size());
-    if (way != "alone") AddRuns(first, second, references, own_references, runs);
-    for (std::size_t b = 0; b < to_encode.size() && way == "against"; ++b) {
-      to_encode[b].references = own_references[b];
-      to_encode[b].runs = runs[b];
-    }
-    const auto begin = std::chrono::steady_clock::now();
-    const std::vector<EncodedFrame> frames = OrFail(codec_->Encode(to_encode, level));
-    const auto encoded = std::chrono::steady_clock::now();
-    std::vector<std::vector<std::byte>> restored = Decode(second, frames, own_references);
-    const auto decoded = std::chrono::steady_clock::now();
-    Json result;
-    std::size_t referenced = 0;
-    for (std::size_t b = 0; b < frames.size(); ++b) {
-      std::size_t bytes = frames[b].bytes.size();
-      if (way == "reuse" && !runs[b].empty()) {
-        bytes = Reuse(own_references[b], runs[b], static_cast<std::uint32_t>(b), restored[b]);
+    const RestoredSession* const first =
+        way == "alone" ? nullptr
+                       : &Restored(job.at("first").get<std::string>(),
+                                   LevelOf(job.at("reference").get<std::string>()));
+    CodedRun run = OrFail(CodeRun(spec_, *codec_, second.tokens, second.raw,
+                                  {.quality = LevelOf(job.at("level").get<std::string>()),
+                                   .against = way == "against" ? first : nullptr}));
+    if (way == "reuse") {
+      const std::vector<BlockReferences> shared = FindReferences(spec_, *first, second.tokens);
+      for (std::size_t b = 0; b < shared.size(); ++b) {
+        if (shared[b].runs.empty()) continue;
+        Reuse(shared[b], static_cast<std::uint32_t>(b), run.restored[b]);
+        run.block_bytes[b] = 0;
       }
-      referenced += frames[b].codec == CodecId::kReferenced ? 1 : 0;
-      result["block_bytes"].push_back(bytes);
     }
-    result["referenced_blocks"] = referenced;
-    result["encode_seconds"] = std::chrono::duration<double>(encoded - begin).count();
-    result["decode_seconds"] = std::chrono::duration<double>(decoded - encoded).count();
-    const std::vector<std::byte> run = RunOfBlocks(spec_, restored);
+    const std::vector<std::byte> restored = RunOfBlocks(spec_, run.restored);
     OrFail(WriteFile(job.at("out").get<std::string>(),
-                     {reinterpret_cast<const char*>(run.data()), run.size()}));
-    return result;
+                     {reinterpret_cast<const char*>(restored.data()), restored.size()}));
+    return {{"block_bytes", run.block_bytes},
+            {"referenced_blocks",
+             std::count_if(run.block_referenced_tokens.begin(), run.block_referenced_tokens.end(),
+                           [](std::uint32_t tokens) { return tokens > 0; })},
+            {"encode_seconds", run.encode_seconds},
+            {"decode_seconds", run.decode_seconds}};
   }
 
  private:
@@ -173,95 +155,27 @@ class Coder {
     if (!is_new) return session;
     session.token_file = OrFail(MappedFile::Open(name + ".tokens"));
     session.kv_file = OrFail(MappedFile::Open(name + ".kv"));
-    const auto tokens = OrFail(NumbersOf<TokenId>(session.token_file, name));
-    session.raw = BlocksOfRun(spec_, session.kv_file.bytes());
-    session.tokens.assign(
-        tokens.begin(),
-        tokens.begin() + static_cast<std::ptrdiff_t>(session.raw.size() * spec_.block_tokens));
+    session.tokens = OrFail(NumbersOf<TokenId>(session.token_file, name));
+    session.raw = session.kv_file.bytes();
     return session;
   }
 
-  std::vector<BlockToEncode> BlocksOf(const Session& session) const {
-    std::vector<BlockToEncode> blocks;
-    for (std::size_t b = 0; b < session.raw.size(); ++b) {
-      blocks.push_back(
-          {.first_position = static_cast<std::uint32_t>(b * spec_.block_tokens),
-           .session_tokens = static_cast<std::uint32_t>(session.tokens.size()),
-           .tokens = std::span(session.tokens).subspan(b * spec_.block_tokens, spec_.block_tokens),
-           .raw = session.raw[b]});
-    }
-    return blocks;
-  }
-
-  std::vector<std::vector<std::byte>> Decode(
-      const Session& session, std::span<const EncodedFrame> frames,
-      std::span<const std::vector<ReferenceBlock>> references) const {
-    std::vector<std::vector<std::byte>> restored(
-        frames.size(), std::vector<std::byte>(KvGeometry(spec_).raw_block_bytes()));
-    std::vector<FrameToDecode> to_decode;
-    for (std::size_t b = 0; b < frames.size(); ++b) {
-      to_decode.push_back(
-          {.frame = OrFail(FrameView::Parse(frames[b].bytes)),
-           .tokens = std::span(session.tokens).subspan(b * spec_.block_tokens, spec_.block_tokens),
-           .raw = restored[b]});
-      if (!references.empty()) to_decode.back().references = references[b];
-    }
-    OrFail(codec_->Decode(to_decode));
-    return restored;
-  }
-
-  // All blocks of a session as they are restored at a level.
-  std::vector<ReferenceBlock> References(const Session& session, const std::string& name,
-                                         Quality level) {
+  const RestoredSession& Restored(const std::string& name, Quality level) {
     const auto [at, is_new] = restored_.try_emplace({name, static_cast<int>(level)});
     if (is_new) {
-      at->second = Decode(session, OrFail(codec_->Encode(BlocksOf(session), level)), {});
+      const Session& session = Open(name);
+      // As if it were exact: a coarse one is to be measured too.
+      at->second = {
+          .tokens = session.tokens,
+          .blocks = OrFail(CodeRun(spec_, *codec_, session.tokens, session.raw, {.quality = level}))
+                        .restored,
+          .quality = Quality::kExact};
     }
-    std::vector<ReferenceBlock> references;
-    for (std::size_t b = 0; b < session.raw.size(); ++b) {
-      ReferenceBlock& reference = references.emplace_back();
-      reference.node.bytes.fill(0xEE);
-      std::memcpy(reference.node.bytes.data(), &b, sizeof b);
-      reference.first_position = static_cast<std::uint32_t>(b * spec_.block_tokens);
-      reference.tokens =
-          std::span(session.tokens).subspan(b * spec_.block_tokens, spec_.block_tokens);
-      reference.raw = at->second[b];
-      // A coarse one is to be measured too.
-      reference.quality = Quality::kExact;
-    }
-    return references;
-  }
-
-  void AddRuns(const Session& first, const Session& second,
-               std::span<const ReferenceBlock> references,
-               std::vector<std::vector<ReferenceBlock>>& own_references,
-               std::vector<std::vector<ReferenceRun>>& runs) const {
-    const std::span<const TokenId> texts[] = {first.tokens, second.tokens};
-    const std::size_t size = spec_.block_tokens;
-    for (const SharedRun& shared : FindSharedRuns(texts, kRunTokensMin)) {
-      if (shared.earlier_text != 0 || shared.text != 1) continue;
-      for (std::size_t i = 0; i < shared.token_count;) {
-        const std::size_t token = shared.first_token + i, other = shared.offset + i;
-        const std::size_t count =
-            std::min({shared.token_count - i, size - token % size, size - other % size});
-        std::vector<ReferenceBlock>& own = own_references[token / size];
-        const ReferenceBlock& reference = references[other / size];
-        auto place = std::find_if(own.begin(), own.end(), [&](const ReferenceBlock& block) {
-          return block.node == reference.node;
-        });
-        if (place == own.end()) place = own.insert(own.end(), reference);
-        runs[token / size].push_back({.first_token = static_cast<std::uint16_t>(token % size),
-                                      .token_count = static_cast<std::uint16_t>(count),
-                                      .reference = static_cast<std::uint16_t>(place - own.begin()),
-                                      .offset = static_cast<std::uint16_t>(other % size)});
-        i += count;
-      }
-    }
+    return at->second;
   }
 
   // The references' own KV in place of the block's. What stays of the block is not counted.
-  std::size_t Reuse(std::span<const ReferenceBlock> references, std::span<const ReferenceRun> runs,
-                    std::uint32_t block, std::span<std::byte> raw) const {
+  void Reuse(const BlockReferences& shared, std::uint32_t block, std::span<std::byte> raw) const {
     const KvGeometry geometry(spec_);
     const RawKv raw_kv(geometry, spec_.rope);
     const RopeAngles own_angles = raw_kv.AnglesAt(block * spec_.block_tokens);
@@ -269,8 +183,8 @@ class Coder {
       const std::size_t components = plane.components();
       std::vector<float> rows(spec_.block_tokens * components), of_reference(rows.size());
       raw_kv.ReadRows(raw, plane.layer, plane.kind(), own_angles, rows);
-      for (const ReferenceRun& run : runs) {
-        const ReferenceBlock& reference = references[run.reference];
+      for (const ReferenceRun& run : shared.runs) {
+        const ReferenceBlock& reference = shared.references[run.reference];
         raw_kv.ReadRows(reference.raw, plane.layer, plane.kind(),
                         raw_kv.AnglesAt(reference.first_position), of_reference);
         std::copy_n(of_reference.data() + run.offset * components, run.token_count * components,
@@ -278,13 +192,12 @@ class Coder {
       }
       raw_kv.WriteRows(rows, plane.layer, plane.kind(), own_angles, raw);
     }
-    return 0;
   }
 
   const ModelSpec spec_;
   std::unique_ptr<FrameCodec> codec_;
   std::map<std::string, Session> sessions_;
-  std::map<std::pair<std::string, int>, std::vector<std::vector<std::byte>>> restored_;
+  std::map<std::pair<std::string, int>, RestoredSession> restored_;
 };
 
 int Code(const Flags& flags) {

@@ -171,6 +171,154 @@ TEST_F(ProfileCodeTest, MistakesAreNamedWithTheirCure) {
   EXPECT_THAT(run({"--profile", folder_ / "one_level"}), HasSubstr("has no level high"));
 }
 
+// A draft that codes differences, and a session that holds tokens 20 to 83 of another one.
+class ProfileCodeAgainstTest : public ProfileCodeTest {
+ protected:
+  ProfileCodeAgainstTest()
+      : again_(ShareTokens(folder_.spec(), text_, 20, 64, 37, 112, 98, 0.05f)) {
+    folder_.WriteRepeated("repeated", 24);
+    const CliOutcome fitted =
+        RunKvtrie(With(folder_.FitArguments("with"), {"--repeated", folder_ / "repeated"}));
+    EXPECT_EQ(fitted.code, ExitCode::kOk) << fitted.err;
+    folder_.Write("again.tokens", ProfileFolder::BytesOf<TokenId>(again_.tokens));
+    folder_.Write("again.kv", ProfileFolder::BytesOf<std::byte>(again_.raw));
+  }
+
+  std::vector<std::string> Alone(const std::string& level) const {
+    return With(Arguments(level), {"--profile", folder_ / "with", "--tokens",
+                                   folder_ / "again.tokens", "--kv", folder_ / "again.kv"});
+  }
+  std::vector<std::string> Against(const std::string& level, const std::string& other) const {
+    return With(Alone(level), {"--against-tokens", folder_ / "tokens", "--against-kv",
+                               folder_ / "kv", "--against-level", other});
+  }
+
+  SyntheticText again_;
+};
+
+TEST_F(ProfileCodeAgainstTest, SharedTextTakesLess) {
+  for (const auto& [level, other] :
+       {std::pair{"high", "near-exact"}, {"small", "high"}, {"high", "exact"}}) {
+    const auto alone = Run(Alone(level));
+    EXPECT_FALSE(alone.contains("referenced_tokens"));
+    const auto against = Run(Against(level, other));
+    EXPECT_EQ(against["against_level"], other);
+    // Tokens 37 to 100 lie in blocks 2 to 6.
+    EXPECT_EQ(against["referenced_blocks"], 5);
+    EXPECT_EQ(against["referenced_tokens"], 64);
+    std::size_t bytes = 0;
+    for (std::size_t b = 0; b < 7; ++b) {
+      const std::size_t own = against["block_bytes"][b], own_alone = alone["block_bytes"][b];
+      if (b < 2) {
+        EXPECT_EQ(own, own_alone);
+      } else {
+        EXPECT_LT(own, own_alone) << level << b;
+        bytes += own;
+      }
+    }
+    EXPECT_EQ(against["referenced_bytes"], bytes);
+    EXPECT_DOUBLE_EQ(
+        against["referenced_share_of_bytes"].get<double>(),
+        static_cast<double>(bytes) / static_cast<double>(against["bytes"].get<std::size_t>()));
+    const std::string whole(reinterpret_cast<const char*>(again_.raw.data()), again_.raw.size());
+    EXPECT_LT(RootMeanSquare(folder_.Read("restored"), whole), 0.3) << level;
+  }
+}
+
+TEST_F(ProfileCodeAgainstTest, WhatIsNotSharedIsAsAlone) {
+  folder_.Write("tokens", ProfileFolder::BytesOf<TokenId>(MakeText(folder_.spec(), 104, 7).tokens));
+  const auto against = Run(Against("high", "near-exact"));
+  EXPECT_EQ(against["referenced_tokens"], 0);
+  EXPECT_EQ(against["referenced_share_of_bytes"], 0);
+  EXPECT_EQ(against["block_bytes"], Run(Alone("high"))["block_bytes"]);
+}
+
+TEST_F(ProfileCodeAgainstTest, MistakesAreNamedWithTheirCure) {
+  folder_.Write("short", std::string(40, '\0'));
+  const auto run = [&](const std::vector<std::string>& arguments, ExitCode code) {
+    std::filesystem::remove(folder_ / "restored");
+    const CliOutcome outcome = RunKvtrie(arguments);
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "restored"));
+    return outcome.err;
+  };
+  EXPECT_THAT(run(With(Alone("high"), {"--against-level", "exact"}), ExitCode::kUsage),
+              HasSubstr("say what to code against: give all of them, or none"));
+  for (const auto& [level, other] : {std::pair{"high", "high"}, {"high", "small"}}) {
+    EXPECT_THAT(
+        run(Against(level, other), ExitCode::kUsage),
+        HasSubstr(std::string("--against-level ") + other + ": must be finer than --level high"));
+  }
+  EXPECT_THAT(run(Against("exact", "exact"), ExitCode::kUsage),
+              HasSubstr("level exact is coded against nothing"));
+  const auto against = Against("high", "near-exact");
+  EXPECT_THAT(run(With(against, {"--profile", folder_ / "draft"}), ExitCode::kFailed),
+              HasSubstr("draft: cannot code a text against another"));
+  EXPECT_THAT(run(With(against, {"--against-kv", folder_ / "short"}), ExitCode::kFailed),
+              HasSubstr("--against-kv " + (folder_ / "short") + ": has 40 bytes"));
+  EXPECT_THAT(run(With(against, {"--against-tokens", folder_ / "none"}), ExitCode::kNotFound),
+              HasSubstr("--against-tokens " + (folder_ / "none") + ": cannot be opened"));
+  ASSERT_EQ(RunKvtrie(With(folder_.FitArguments("two"),
+                           {"--repeated", folder_ / "repeated", "--near-exact", "0"}))
+                .code,
+            ExitCode::kOk);
+  EXPECT_THAT(run(With(against, {"--profile", folder_ / "two"}), ExitCode::kFailed),
+              HasSubstr("has no level near-exact, which --against-level names"));
+}
+
+TEST(FindReferencesTest, RunsAreCutAtTheBlocksOfBoth) {
+  const ModelSpec spec = SyntheticSpec();
+  const SyntheticText other = MakeText(spec, 104, 99);
+  const SyntheticText text = ShareTokens(spec, other, 20, 64, 37, 112, 98, 0.05f);
+  RestoredSession restored;
+  restored.tokens = other.tokens;
+  restored.blocks = BlocksOfRun(spec, other.raw);
+  restored.quality = Quality::kNearExact;
+  const auto found = FindReferences(spec, restored, text.tokens);
+  ASSERT_EQ(found.size(), 7u);
+  std::size_t tokens = 0;
+  for (std::size_t b = 0; b < found.size(); ++b) {
+    std::size_t end = 0;
+    for (const ReferenceRun& run : found[b].runs) {
+      EXPECT_GE(run.first_token, end);
+      end = run.first_token + run.token_count;
+      EXPECT_LE(end, 16u);
+      const ReferenceBlock& reference = found[b].references[run.reference];
+      EXPECT_EQ(reference.quality, Quality::kNearExact);
+      EXPECT_EQ(reference.raw.data(), restored.blocks[reference.first_position / 16].data());
+      for (std::size_t i = 0; i < run.token_count; ++i, ++tokens) {
+        EXPECT_EQ(reference.tokens[run.offset + i], text.tokens[16 * b + run.first_token + i]);
+        EXPECT_EQ(16 * b + run.first_token + i - 37,
+                  reference.first_position + run.offset + i - 20);
+      }
+    }
+  }
+  EXPECT_EQ(tokens, 64u);
+  EXPECT_TRUE(found[1].runs.empty());
+  EXPECT_EQ(found[2].runs.size(), 1u);
+  EXPECT_EQ(found[3].runs.size(), 2u);
+}
+
+// A frame names no more blocks than a reader may have to decode first.
+TEST(FindReferencesTest, ABlockHasSoManyReferencesAtMost) {
+  const ModelSpec spec = WithBlocks(SyntheticSpec(), 1024);
+  std::vector<TokenId> other(20 * 1024), text;
+  for (std::size_t i = 0; i < other.size(); ++i) other[i] = static_cast<TokenId>(i);
+  for (std::size_t run = 0; run < 20; ++run) {
+    const auto from = other.begin() + static_cast<std::ptrdiff_t>(1024 * run + 100);
+    text.insert(text.end(), from, from + 50);
+  }
+  text.resize(1024, 1u << 20);
+  RestoredSession restored;
+  restored.tokens = other;
+  restored.blocks.resize(20);
+  const auto found = FindReferences(spec, restored, text);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].references.size(), kReferencesMax);
+  EXPECT_EQ(found[0].runs.size(), kReferencesMax);
+}
+
 TEST_F(ProfileCodeTest, ImportanceOfTokensChangesStepsOrIsRefused) {
   const std::vector<std::string> queries = {"--queries", folder_ / "queries.f32"};
   ASSERT_EQ(RunKvtrie(With(folder_.FitArguments("follows"), queries)).code, ExitCode::kOk);

@@ -212,6 +212,103 @@ TEST(ProfileFitTest, MistakesAreNamedWithTheirCure) {
               HasSubstr("give one or the other"));
 }
 
+ResidualProfile BodyOf(const ProfileFolder& folder, const std::string& name) {
+  const auto file = ReadProfileFile(folder / name);
+  EXPECT_TRUE(file.ok()) << file.status();
+  return ResidualProfile::DecodeBody(file->body).value();
+}
+
+TEST(ProfileFitTest, RepeatedTextsGiveDifferencesAndChangeNothingElse) {
+  const ProfileFolder folder;
+  folder.WriteRepeated("repeated", 24);
+  ASSERT_EQ(RunKvtrie(folder.FitArguments("without")).code, ExitCode::kOk);
+  std::vector<std::string> arguments =
+      With(folder.FitArguments("with"), {"--repeated", folder / "repeated"});
+  arguments.push_back("--json");
+  const auto json = Parsed(RunKvtrie(arguments));
+  EXPECT_EQ(json["texts"], 4);
+  EXPECT_GE(json["shared_tokens"], 24 * 88);  // a token before or behind them may be the same
+  EXPECT_GT(json["parts"]["differences"], 100);
+  ResidualProfile with = BodyOf(folder, "with");
+  ASSERT_EQ(with.differences.size(), 1u);
+  EXPECT_EQ(with.differences[0].levels[0].step, 4 * with.levels[0].step);
+  with.differences.clear();
+  EXPECT_TRUE(with.EncodeBody() == BodyOf(folder, "without").EncodeBody());
+
+  // Text that samples share by chance gives none.
+  folder.WriteRepeated("samples", 32);
+  ASSERT_EQ(RunKvtrie(folder.FitArguments("chance")).code, ExitCode::kOk);
+  EXPECT_TRUE(BodyOf(folder, "chance").differences.empty());
+}
+
+TEST(ProfileFitTest, DifferencesCanBeAddedToADraft) {
+  const ProfileFolder folder;
+  folder.WriteRepeated("repeated", 24);
+  ASSERT_EQ(RunKvtrie(folder.FitArguments("without")).code, ExitCode::kOk);
+  ASSERT_EQ(RunKvtrie(With(folder.FitArguments("with"), {"--repeated", folder / "repeated"})).code,
+            ExitCode::kOk);
+  const auto add = [&](const std::string& out, const std::string& steps) {
+    return RunKvtrie({"profile", "fit", "--base", folder / "without", "--spec",
+                      folder / "spec.json", "--samples", folder / "samples", "--repeated",
+                      folder / "repeated", "--difference-steps", steps, "--out", folder / out});
+  };
+  ASSERT_EQ(add("added", "4").code, ExitCode::kOk);
+  EXPECT_TRUE(folder.Read("added") == folder.Read("with"));
+  ASSERT_EQ(add("finer", "0.5").code, ExitCode::kOk);
+  const ResidualProfile finer = BodyOf(folder, "finer");
+  EXPECT_EQ(finer.differences[0].levels[0].step, finer.levels[0].step / 2);
+}
+
+TEST(ProfileFitTest, RepeatedTextsThatAreNoneAreNamed) {
+  const ProfileFolder folder;
+  folder.WriteRepeated("few", 20);
+  std::filesystem::create_directory(folder / "empty");
+  ASSERT_EQ(RunKvtrie(folder.FitArguments("draft")).code, ExitCode::kOk);
+  const auto fit = [&](const std::vector<std::string>& arguments,
+                       const std::vector<std::string>& more, ExitCode code) {
+    const CliOutcome outcome = RunKvtrie(With(arguments, more));
+    EXPECT_EQ(outcome.code, code);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_FALSE(std::filesystem::exists(folder / "out"));
+    return outcome.err;
+  };
+  const std::vector<std::string> whole = folder.FitArguments("out");
+  EXPECT_THAT(fit(whole, {"--repeated", folder / "empty"}, ExitCode::kFailed),
+              HasSubstr("--repeated " + (folder / "empty") + ": has no samples"));
+  EXPECT_THAT(fit(whole, {"--repeated", folder / "none"}, ExitCode::kNotFound),
+              HasSubstr("--repeated " + (folder / "none") + ": cannot be read"));
+  EXPECT_THAT(
+      fit(whole, {"--repeated", folder / "few"}, ExitCode::kFailed),
+      AllOf(HasSubstr("few: has 17"), HasSubstr(" tokens in runs of 32 or more that --samples"),
+            HasSubstr("must have 2000")));
+  EXPECT_THAT(fit(whole, {"--difference-steps", "0"}, ExitCode::kUsage),
+              HasSubstr("--difference-steps 0: must be"));
+  EXPECT_THAT(fit(whole, {"--difference-steps", "2"}, ExitCode::kUsage),
+              HasSubstr("--difference-steps: there are no differences without --repeated"));
+  // Their tokens stand there at the same places: nothing is shared behind another prefix.
+  EXPECT_THAT(fit(whole, {"--repeated", folder / "samples"}, ExitCode::kFailed),
+              HasSubstr("samples: has 0 tokens"));
+
+  const std::vector<std::string> base = {"profile",   "fit",
+                                         "--spec",    folder / "spec.json",
+                                         "--samples", folder / "samples",
+                                         "--base",    folder / "draft",
+                                         "--out",     folder / "out"};
+  EXPECT_THAT(fit(base, {}, ExitCode::kUsage), HasSubstr("--base: only differences"));
+  EXPECT_THAT(fit(base, {"--repeated", folder / "few", "--high", "1"}, ExitCode::kUsage),
+              HasSubstr("--high: --base has that already"));
+  folder.WriteRepeated("repeated", 24);
+  EXPECT_THAT(fit(base, {"--repeated", folder / "repeated", "--base", folder / "none"},
+                  ExitCode::kNotFound),
+              HasSubstr("--base " + (folder / "none") + ": cannot be opened"));
+  std::string other(ProfileFolder::kSpecJson);
+  other.replace(other.find("synthetic"), 9, "another");
+  folder.Write("other.json", other);
+  EXPECT_THAT(fit(base, {"--repeated", folder / "repeated", "--spec", folder / "other.json"},
+                  ExitCode::kFailed),
+              HasSubstr("draft: is of another model than"));
+}
+
 // A token that no text has, and one that texts have.
 TEST(ProfileFitTest, TheTokenTableHasTheVocabulary) {
   const ProfileFolder folder;

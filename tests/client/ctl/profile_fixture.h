@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -13,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "tests/storage/base/scratch_folder.h"
 #include "tests/storage/codec/residual_fixture.h"
+#include "tests/storage/codec/shared_text.h"
 
 namespace kvtrie {
 
@@ -64,6 +67,17 @@ class ProfileFolder {
   std::string Read(const std::string& name) const {
     std::ifstream file(*this / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  // A folder of so many sessions that hold 88 tokens of these texts behind other prefixes.
+  void WriteRepeated(const std::string& name, std::uint32_t count) const {
+    std::filesystem::create_directory(*this / name);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const SyntheticText text =
+          ShareTokens(spec_, texts_[i % texts_.size()], 12, 88, 10, 100, 500 + i, 0.05f);
+      Write(name + "/" + std::to_string(i) + ".tokens", BytesOf<TokenId>(text.tokens));
+      Write(name + "/" + std::to_string(i) + ".kv", BytesOf<std::byte>(text.raw));
+    }
   }
 
   // The flags of a fit of this folder. Steps are those of SmallFitOptions.

@@ -75,8 +75,8 @@ def test_an_error_of_the_command_keeps_its_words(program, tmp_path, monkeypatch)
         commands.Kvtrie()
 
 
-def _outcome(level, group, bits, kl, same=True):
-    return figures.Outcome(level, "t", group, bits, np.array(kl), np.full(len(kl), same))
+def _outcome(level, group, bits, kl, same=True, against=None, alone_bits=None):
+    return figures.Outcome(level, "t", group, bits, np.array(kl), np.full(len(kl), same), against, alone_bits)
 
 
 def test_a_level_claims_what_its_worst_group_had():
@@ -93,6 +93,33 @@ def test_a_level_claims_what_its_worst_group_had():
     assert measured["levels"] == [{"quality": "high", "bits_per_component": worst.bits_per_component,
                                    "mean_kl": worst.mean_kl, "kl_p99": worst.kl_p99}]
     assert len(measured["groups"]) == 2 and json.dumps(measured)
+
+
+def test_a_level_claims_the_worse_of_alone_and_against_others():
+    rows = figures.of_groups([
+        _outcome("near-exact", "code", 1.5, [0.0005]), _outcome("high", "code", 0.5, [0.010, 0.000]),
+        _outcome("small", "code", 0.2, [0.02, 0.04]),
+        _outcome("high", "code", 0.06, [0.009, 0.007], same=False, against="near-exact", alone_bits=0.6),
+        _outcome("high", "german", 0.04, [0.001, 0.001], against="near-exact", alone_bits=0.4),
+        _outcome("small", "code", 0.05, [0.01, 0.01], against="high", alone_bits=0.2)])
+    assert [(row.level, row.against, row.group) for row in rows] == [
+        ("near-exact", None, "code"), ("near-exact", None, "worst"), ("high", None, "code"), ("high", None, "worst"),
+        ("small", None, "code"), ("small", None, "worst"), ("high", "near-exact", "code"),
+        ("high", "near-exact", "german"), ("high", "near-exact", "worst"), ("small", "high", "code"),
+        ("small", "high", "worst")]
+    assert figures.worst(rows)["high"].mean_kl == pytest.approx(0.005)
+    against = figures.worst_against(rows)
+    assert set(against) == {"high", "small"}
+    assert against["high"].mean_kl == pytest.approx(0.008) and against["high"].of_alone == pytest.approx(0.1)
+    assert against["high"].bits_per_component == pytest.approx(0.05) and against["high"].texts == 2
+    claims = figures.claims(rows)
+    assert claims["near-exact"] == figures.worst(rows)["near-exact"]
+    assert claims["high"].mean_kl == pytest.approx(0.008) and claims["high"].bits_per_component == 0.5
+    assert claims["high"].kl_p99 == figures.worst(rows)["high"].kl_p99 and claims["high"].same_top == 0
+    assert claims["small"].mean_kl == pytest.approx(0.03)
+    measured = figures.measured_json("00", rows, {})
+    assert [level["mean_kl"] for level in measured["levels"]] == [row.mean_kl for row in claims.values()]
+    assert [group["against"] for group in measured["groups"]] == [None, None, None, "near-exact", "near-exact", "high"]
 
 
 def test_rounding_makes_no_kl_negative_and_no_number_is_an_error():
@@ -139,17 +166,20 @@ def test_metrics_without_gradients_know_what_is_read():
 
 def test_tables_line_up():
     rows = figures.of_groups([_outcome("near-exact", "py", 1.25, [0.0005]), _outcome("near-exact", "md", 1, [0.002])])
-    text = report.figures_table(rows, {"near-exact": 0.00085})
+    rows += figures.of_groups([_outcome("high", "py", 0.05, [0.004], against="near-exact", alone_bits=0.4)])
+    text = report.figures_table(rows, {"near-exact": 0.00085, "high": 0.001})
     lines = text.splitlines()
-    assert lines[0].split() == ["LEVEL", "STEP", "GROUP", "TEXTS", "BITS", "MEAN", "KL", "KL", "P99", "SAME", "TOKEN",
-                                "PROMISE"]
+    assert lines[0].split() == ["LEVEL", "STEP", "CODED", "GROUP", "TEXTS", "BITS", "OF", "ALONE", "MEAN", "KL", "KL",
+                                "P99", "SAME", "TOKEN", "PROMISE"]
+    assert "against near-exact  py" in lines[4] and "0.050      12 %" in lines[4]
     assert "kept, 0.001" in lines[1] and "BROKEN, 0.001" in lines[2] and "BROKEN" in lines[3]
-    assert len({line.index("0.00085") for line in lines[1:]}) == 1
+    assert len({line.index("0.00085") for line in lines[1:4]}) == 1
 
 
 def test_the_picture_is_a_file(tmp_path):
     pytest.importorskip("matplotlib")
-    rows = figures.of_groups([_outcome("high", "py", 0.5, [0.008]), _outcome("small", "py", 0.2, [0.0])])
+    rows = figures.of_groups([_outcome("high", "py", 0.5, [0.008]), _outcome("small", "py", 0.2, [0.0]),
+                              _outcome("small", "py", 0.03, [0.01], against="high", alone_bits=0.2)])
     report.draw(rows, tmp_path / "a.png", "m")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(KvtrieError, match="cannot be written"):
@@ -188,6 +218,7 @@ def test_options(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [
+    ["--repeated-samples", "-1"], ["--difference-steps", "0"], ["--difference-steps", "nan"],
     ["--continuation-tokens", "1024"], ["--block-tokens", "7"], ["--high", "-1"], ["--margin", "1"],
     ["--high", "0", "--small", "0", "--near-exact", "0"], ["--no-gradients", "--material", "m"]])
 def test_contradictions_end_with_code_2(tmp_path, arguments, capsys):

@@ -1,6 +1,9 @@
 """A whole calibration of a tiny model with random weights. Needs torch, transformers and the command kvtrie."""
 
+import argparse
+import dataclasses
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -16,7 +19,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import torch
 import transformers
 
-from kvtrie.calibrate import model_spec, torch_model
+from kvtrie.calibrate import figures, measure, model_spec, repeated, run, steps, torch_model
+from kvtrie.calibrate.texts import Sample
+from kvtrie.calibrate.work_folder import WorkFolder
 from kvtrie.errors import KvtrieError
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -134,6 +139,124 @@ def test_a_model_that_is_not_what_its_configuration_says_is_refused(tmp_path):
         torch_model.Model(tmp_path, dataclasses.replace(geometry, layers=4), "float32", "cpu")
 
 
+class _Coder:
+    """A stand-in for the command: what is restored tells how it was coded."""
+
+    def __init__(self):
+        self.flags: list[dict] = []
+
+    def profile(self, verb, flags):
+        assert verb == "code"
+        self.flags.append(flags)
+        if "out" in flags:
+            flags["out"].write_bytes(b"against" if "against-kv" in flags else b"alone")
+        size = 1 if "against-kv" in flags else 10
+        return {"blocks": 4, "tokens": 64, "components": 400, "block_bytes": [1000, size, size, size]}
+
+
+class _Model:
+    def log_probabilities(self, kv, token_ids):
+        """Of two tokens of a vocabulary, the first of which is likelier on KV that was restored."""
+        first = {b"exact": 0.5, b"alone": 0.6, b"against": 0.7}[kv]
+        return torch.log(torch.tensor([[first, 1 - first]] * len(token_ids)))
+
+
+def test_what_is_measured_of_text_behind_another_prefix(tmp_path):
+    work = WorkFolder(tmp_path, {})
+    sample = Sample("s", "py", tuple(range(72)), "t")
+    session = repeated.Session("again", sample, tuple(range(100, 172)), 20)
+    for name in ("s", "again"):
+        work.write_sample(work.held_out(name), sample.token_ids[:64], b"exact")
+    coder = _Coder()
+    measurement = measure.Measurement(coder, work, _Model(), 64, lambda items, title: items)
+    outcomes = measurement.again("key", {"high": "near-exact", "small": "high"}, [session], "")
+    assert [(outcome.level, outcome.against, outcome.text, outcome.group) for outcome in outcomes] == [
+        ("high", "near-exact", "again", "py"), ("small", "high", "again", "py")]
+    flags = coder.flags[0]
+    assert flags["level"] == "high" and flags["against-level"] == "near-exact"
+    assert flags["kv"] == f"{work.held_out('again')}.kv" and flags["against-kv"] == f"{work.held_out('s')}.kv"
+    # Of blocks 1 to 3, which hold tokens 20 to 63.
+    assert outcomes[0].bits_per_component == pytest.approx(8 * 3 / 300)
+    assert outcomes[0].alone_bits == pytest.approx(8 * 30 / 300)
+    assert len(outcomes[0].kl) == 8 and outcomes[0].kl[0] == pytest.approx(0.5 * np.log(0.25 / 0.21), rel=1e-5)
+    alone = measurement.alone("key", ["high"], [sample], "")
+    assert alone[0].bits_per_component == pytest.approx(8 * 1030 / 400) and alone[0].alone_bits is None
+    assert alone[0].kl[0] == pytest.approx(0.5 * np.log(0.25 / 0.24), rel=1e-5)
+
+    count = len(coder.flags)
+    again = measurement.again("key", {"high": "near-exact", "small": "high"}, [session], "")
+    assert again[0].alone_bits == outcomes[0].alone_bits and again[1].kl.tolist() == outcomes[1].kl.tolist()
+    measurement.alone("key", ["high"], [sample], "")
+    assert len(coder.flags) == count  # both are read
+    measurement.alone("other", ["high"], [sample], "")
+    assert len(coder.flags) == count + 1
+
+
+def _calibration(monkeypatch, tmp_path, kl_of_steps: dict[float, float], of_alone: float):
+    """One whose fits of differences have this KL at level high, by their steps."""
+    calibration = object.__new__(run._Calibration)  # pylint: disable=protected-access
+    calibration._options = argparse.Namespace(margin=0.1, difference_steps=4.0)  # pylint: disable=protected-access
+    calibration._fitted_again, calibration._work = [], WorkFolder(tmp_path, {})  # pylint: disable=protected-access
+    calibration._fitted_again.append(repeated.Session("x", None, (), 0))  # pylint: disable=protected-access
+    monkeypatch.setattr(calibration, "_prefill", lambda *_: None)
+
+    def fit_differences(fit, _material, pairs, difference_steps):
+        assert pairs == {"high": "near-exact"}
+        row = figures.Figures("high", "worst", 1, 0.05, kl_of_steps[difference_steps], 0.1, 1, "near-exact", of_alone)
+        return dataclasses.replace(fit, key=f"{difference_steps:g}", difference_steps=difference_steps,
+                                   rows=[*fit.rows, row])
+    monkeypatch.setattr(calibration, "_fit_differences", fit_differences)
+    return calibration
+
+
+def _fit(*levels: str):
+    chosen = {level: steps.FIRST_STEPS[level] for level in levels}
+    return run._Fit("base", chosen, "00", [])  # pylint: disable=protected-access
+
+
+def test_steps_of_differences_are_halved_until_they_keep_the_promise(monkeypatch, tmp_path, capsys):
+    def with_differences(kl, *levels, of_alone=0.1):
+        calibration = _calibration(monkeypatch, tmp_path, kl, of_alone)
+        return calibration._with_differences(_fit(*levels), None)  # pylint: disable=protected-access
+    middle = math.sqrt(8)
+    found = with_differences({4.0: 0.0095, 2.0: 0.0089, middle: 0.0091}, "near-exact", "high")
+    assert found.key == "2" and found.difference_steps == 2
+    said = capsys.readouterr().out
+    assert "steps 4 times" in said and "Taken are steps 2 times" in said
+    found = with_differences({4.0: 0.0095, 2.0: 0.0089, middle: 0.009}, "near-exact", "high")
+    assert found.difference_steps == middle
+    assert with_differences({4.0: 0.0089}, "near-exact", "high").difference_steps == 4
+    capsys.readouterr()
+    found = with_differences({4.0: 0.02, 2.0: 0.02, 1.0: 0.02}, "near-exact", "high")
+    assert found == _fit("near-exact", "high")
+    assert "high does not keep its promise with a margin against the same text" in capsys.readouterr().out
+    assert with_differences({}, "high") == _fit("high")  # nothing is finer
+    assert with_differences({4.0: 0.001}, "near-exact", "high", of_alone=0.95) == _fit("near-exact", "high")
+    assert "hardly less than alone" in capsys.readouterr().out
+
+
+def test_a_profile_that_differences_make_too_large_does_without(monkeypatch, tmp_path, capsys):
+    calibration = _calibration(monkeypatch, tmp_path, {}, 0.1)
+    monkeypatch.undo()
+    monkeypatch.setattr(calibration, "_prefill", lambda *_: None)
+    monkeypatch.setattr(run, "_PROFILE_BYTES_MAX", 3 << 20)
+    calibration._options.fit_flag = ["heads", "table=3"]  # pylint: disable=protected-access
+    asked = []
+
+    class Fits:
+        def profile(self, verb, flags):
+            asked.append((verb, flags))
+            flags["out"].write_bytes(bytes(5 << 20))
+            return {"body_digest": "01"}
+    calibration._kvtrie = Fits()  # pylint: disable=protected-access
+    fit = _fit("near-exact", "high")
+    assert calibration._with_differences(fit, "material") == fit  # pylint: disable=protected-access
+    assert "has 5 MiB, must have at most 3" in capsys.readouterr().out
+    (verb, flags), = asked
+    assert verb == "fit" and flags["difference-steps"] == "4" and flags["heads"] and "table" not in flags
+    assert flags["base"].name == "base.draft" and flags["repeated"].name == "repeated"
+
+
 def _texts(folder: pathlib.Path) -> pathlib.Path:
     rng = np.random.default_rng(5)
     words = ["".join(rng.choice(list(_LETTERS[:26]), rng.integers(2, 7))) for _ in range(60)]
@@ -169,6 +292,7 @@ def test_every_level_of_the_profile_keeps_its_promise(tmp_path, mode):
         assert 0 < level["mean_kl"] <= 0.9 * bound
     assert {group["group"] for group in measured["groups"]} == {"txt", "md", "other"}
     assert "BROKEN" not in done.stdout.split("LEVEL")[-1]
+    assert "will code no text against another: fitted samples give" in done.stderr  # so short are they
     profile = (tmp_path / "p.kvp").read_bytes()
     assert profile.startswith(b"KVP1")
 
@@ -176,3 +300,35 @@ def test_every_level_of_the_profile_keeps_its_promise(tmp_path, mode):
     assert again.returncode == 0 and (tmp_path / "p.kvp").read_bytes() == profile
     other = _run(tmp_path, *more, "--continuation-tokens", 64)
     assert other.returncode == 1 and "is of a run with another" in other.stderr
+
+
+@pytest.mark.skipif(not _KVTRIE.is_file(), reason=f"no {_KVTRIE}: build target kvtrie")
+def test_a_profile_codes_text_against_the_same_text_elsewhere(tmp_path):
+    (tmp_path / "model").mkdir()
+    _make(tmp_path / "model", "llama")
+    _texts(tmp_path / "texts")
+    # Steps that are fine enough: at coarser ones nearly all that such small blocks take is what every frame takes.
+    more = ["--no-gradients", "--fits-max", 1, "--near-exact", 0.0001, "--high", 0.0005, "--small", 0.002, "--json",
+            tmp_path / "measured.json", "--png", tmp_path / "p.png", "--sample-tokens", 256, "--repeated-samples", 20]
+    done = _run(tmp_path, *more)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads((tmp_path / "measured.json").read_text())
+    against = [group for group in measured["groups"] if group["against"]]
+    assert 1 <= measured["about"]["difference_steps"] <= 4
+    assert [(group["level"], group["against"]) for group in against] == [("high", "near-exact")] * 3 + [
+        ("small", "high")] * 3
+    assert {group["group"] for group in against} == {"txt", "md", "other"}
+    for group in against:
+        assert group["of_alone"] < 0.9 and group["mean_kl"] <= 0.9 * steps.MEAN_KL_MAX[group["level"]]
+    for level in measured["levels"]:
+        assert level["mean_kl"] == max(group["mean_kl"] for group in measured["groups"]
+                                       if group["level"] == level["quality"])
+    assert "against near-exact" in done.stdout and (tmp_path / "p.png").exists()
+
+    profile = (tmp_path / "p.kvp").read_bytes()
+    again = _run(tmp_path, *more)  # nothing is computed again
+    assert again.returncode == 0 and (tmp_path / "p.kvp").read_bytes() == profile
+    assert "fit of differences" in done.stderr and "fit of differences" not in again.stderr
+    without = _run(tmp_path, *more, "--repeated-samples", 0)
+    assert without.returncode == 0, without.stderr
+    assert len((tmp_path / "p.kvp").read_bytes()) < len(profile) and "against near-exact" not in without.stdout

@@ -53,3 +53,21 @@ def test_the_margin_is_kept_free():
     assert not steps.holds("small", steps.Trial(1, 0.046), 0.1)
     assert steps.holds("small", steps.Trial(1, 0.046), 0.05)
     assert not steps.is_good("small", steps.Trial(1, 0.01), 0.1)
+
+
+@pytest.mark.parametrize("levels, expected", [
+    (["near-exact", "high", "small"], {"near-exact": None, "high": "near-exact", "small": "high"}),
+    (["small", "near-exact"], {"near-exact": None, "small": "near-exact"}),
+    (["small"], {"small": None})])
+def test_a_level_is_coded_against_the_next_finer_one(levels, expected):
+    assert {level: steps.reference_level(level, levels) for level in levels} == expected
+
+
+@pytest.mark.parametrize("holds_up_to, expected", [
+    (9, [4]), (3, [4, 2, math.sqrt(8)]), (2, [4, 2, math.sqrt(8)]), (1, [4, 2, 1, math.sqrt(2)]), (0.5, [4, 2, 1])])
+def test_steps_of_differences_are_halved_and_then_raised_once(holds_up_to, expected):
+    trials, factor = [], 4.0
+    while factor is not None:
+        trials.append((factor, factor <= holds_up_to))
+        factor = steps.next_factor(trials)
+    assert [factor for factor, _ in trials] == pytest.approx(expected)

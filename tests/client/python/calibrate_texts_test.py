@@ -34,6 +34,8 @@ def test_samples_are_whole_and_begin_with_the_first_token(tmp_path):
         assert len(sample.token_ids) == 10 and sample.token_ids[0] == 1
     assert {sample.group for sample in split.fitted} == {"txt"}
     assert len({sample.name for sample in split.fitted}) == 8
+    assert len({sample.text for sample in split.fitted}) == 4
+    assert not {sample.text for sample in split.fitted} & {sample.text for sample in split.held_out}
     without = _split(_files(tmp_path, "txt", 5), first_token=None)
     assert all(sample.token_ids[0] >= ord("a") for sample in without.fitted)
     assert all(len(sample.token_ids) == 10 for sample in without.fitted)

@@ -103,6 +103,7 @@ TEST_F(FrameCodecTest, ExactIsBitForBitWithAndWithoutTheProfile) {
   EXPECT_EQ(Restore(codec, *plain), raw_);
   EXPECT_EQ(Restore(codec, *smallest), raw_);
   for (const EncodedFrame& frame : *smallest) EXPECT_EQ(frame.codec, CodecId::kLossless);
+  for (const EncodedFrame& frame : *plain) EXPECT_EQ(frame.exact_tokens, 16u);
   EXPECT_TRUE(FrameView::Parse((*plain)[1].bytes)->profile().empty());
   EXPECT_FALSE(FrameView::Parse((*smallest)[1].bytes)->profile().empty());
 }
@@ -176,8 +177,11 @@ TEST_F(ReferencedFrameTest, ReferencesAreUsedWhereTheyPay) {
     EXPECT_LE((*frames)[b].bytes.size(), (*alone)[b].bytes.size());
     if ((*frames)[b].codec == CodecId::kReferenced) {
       EXPECT_LT((*frames)[b].bytes.size(), (*alone)[b].bytes.size());
+      EXPECT_GT((*frames)[b].referenced_tokens, 0u);
+      EXPECT_LE((*frames)[b].referenced_tokens, 16u);
       ++referenced;
     } else {
+      EXPECT_EQ((*frames)[b].referenced_tokens, 0u);
       EXPECT_EQ((*frames)[b].bytes, (*alone)[b].bytes);
     }
   }

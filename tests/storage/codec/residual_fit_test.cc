@@ -302,8 +302,13 @@ TEST(ResidualFitTest, DifferencesAreFittedToWhatTextsShare) {
   EXPECT_EQ(too_few->EncodeBody(), without.EncodeBody());
   options.differences.tokens_min = 0;
   EXPECT_TRUE(FitResidualProfile(spec, SamplesOf(texts), {}, options)->differences.empty());
-  // Residuals of 0.2 became differences of 0.05, at a step of an eighth of a residual's deviation.
-  EXPECT_LT(BytesAgainst(spec, *profile), BytesAgainst(spec, without) / 2);
+  // Residuals of 0.2 became differences of 0.05, at a step of a quarter of a residual's deviation.
+  options.differences.tokens_min = 320;
+  options.differences.step_factor = 1;
+  const auto same_steps = FitResidualProfile(spec, SamplesOf(texts), {}, options);
+  ASSERT_TRUE(same_steps.ok());
+  EXPECT_LT(BytesAgainst(spec, *same_steps), BytesAgainst(spec, without) / 2);
+  EXPECT_LT(BytesAgainst(spec, *same_steps), BytesAgainst(spec, *profile));
 }
 
 TEST(ResidualFitTest, DifferencesCanBeAddedToAProfile) {
@@ -326,6 +331,20 @@ TEST(ResidualFitTest, DifferencesCanBeAddedToAProfile) {
   // Texts that share nothing take it away again.
   ASSERT_TRUE(FitDifferences(spec, SamplesOf(FitTexts(spec)), material, options, profile).ok());
   EXPECT_TRUE(profile.differences.empty());
+}
+
+TEST(ResidualFitTest, ProgressOfDifferencesGrowsToAllOfIt) {
+  const ModelSpec spec = SyntheticSpec();
+  const std::vector<SyntheticText> texts = SharedTexts(spec);
+  ResidualProfile profile = FitSynthetic(spec);
+  ResidualFitOptions options = SmallFitOptions();
+  options.differences.tokens_min = 100;
+  std::vector<double> shares;
+  options.progress = [&](double done_share, std::string_view) { shares.push_back(done_share); };
+  ASSERT_TRUE(FitDifferences(spec, SamplesOf(texts), {}, options, profile).ok());
+  ASSERT_GE(shares.size(), 10u);
+  EXPECT_TRUE(std::is_sorted(shares.begin(), shares.end()));
+  EXPECT_DOUBLE_EQ(shares.back(), 1);
 }
 
 TEST(ResidualFitTest, WhatIsWrongOfDifferencesIsNamed) {

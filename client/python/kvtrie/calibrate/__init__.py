@@ -8,10 +8,12 @@ on every group, and the profile is sealed with what was measured.
 
 model_spec   a model's identity and geometry, from its configuration
 texts        files to samples of tokens, and which of them are held out
+repeated     the same texts again, behind other prefixes
 torch_model  KV, gradients, query statistics and next-token distributions: all that needs torch
 work_folder  what is computed, kept in files, so that a run that was ended goes on
 metrics      what an error costs, from gradients, or from queries and weights
 commands     the command `kvtrie profile`
+measure      held-out texts coded and restored, and what the model says on them
 figures      what was measured of a profile
 steps        the choice of base steps
 report       tables and the picture

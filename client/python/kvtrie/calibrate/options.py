@@ -66,6 +66,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     fit.add_argument("--vocabulary-max", type=_count_or_none, default=32768, metavar="N",
                      help="tokens whose layer 0 the profile has, whether texts have them or not: the N of the lowest "
                           "ids, which come most often (32768); 400 bytes to 2 kB each")
+    fit.add_argument("--repeated-samples", type=_count_or_none, default=12, metavar="N",
+                     help="fitted ones whose text is computed again behind another prefix, so that the profile can "
+                          "code a text against the same text elsewhere (12); 0: it cannot")
+    fit.add_argument("--difference-steps", type=_factor, default=4.0, metavar="FACTOR",
+                     help="steps of what a text differs by from the same text elsewhere, in those of its level (4); "
+                          "they are halved while a level breaks its promise there")
     fit.add_argument("--fit-flag", action="append", default=[], metavar="NAME=VALUE",
                      help="for `kvtrie profile fit`, e.g. table=4096; may be repeated")
     fit.add_argument("--block-tokens", type=_count, default=16, help="of the blocks that are judged (16)")
@@ -126,6 +132,13 @@ def _share(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError("must be from 0 on and below 1")
+    return value
+
+
+def _factor(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1000:
+        raise argparse.ArgumentTypeError("must be above 0 and at most 1000")
     return value
 
 

@@ -12,12 +12,17 @@ from collections.abc import Sequence
 import numpy as np
 from tqdm import tqdm
 
-from kvtrie.calibrate import figures, metrics, model_spec, options as command_line, report, steps, texts, torch_model
+from kvtrie.calibrate import (figures, metrics, model_spec, options as command_line, repeated, report, steps, texts,
+                              torch_model)
 from kvtrie.calibrate.commands import Kvtrie
+from kvtrie.calibrate.measure import Measurement
 from kvtrie.calibrate.work_folder import WorkFolder
 from kvtrie.errors import KvtrieError
 
 _SEED = 1
+_SHARE_OF_ALONE_MAX = 0.9  # of bits: what saves less is not worth the references
+_PROFILE_BYTES_MAX = 256 << 20  # as storage/codec/profile_header.h has it
+_FLAGS_OF_DIFFERENCES = ("heads", "no-metric", "ridge", "shrinkage")  # among those of a fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +33,7 @@ class _Fit:
     steps: dict[str, float]
     body_digest: str
     rows: list[figures.Figures]
+    difference_steps: float | None = None  # None: it codes no text against another
 
     def trial(self, level: str) -> steps.Trial:
         return steps.Trial(self.steps[level], figures.worst(self.rows)[level].mean_kl)
@@ -51,7 +57,7 @@ class _Calibration:
         config = model_spec.read_config(options.model_dir)
         self._geometry = model_spec.geometry_from_config(config, options.kv_dtype)
         self._prefix_tokens = self._choose_prefix()
-        self._split = self._split_texts()
+        self._split, self._fitted_again, self._held_out_again = self._split_texts()
         weights_digest = model_spec.file_digest(model_spec.weight_files(options.model_dir)).hex()
         self._spec = self._make_spec(weights_digest)
         self._gradients = not options.no_gradients and options.material is None
@@ -66,6 +72,7 @@ class _Calibration:
         })
         self._work.write(self._work.spec, json.dumps(self._spec, indent=1).encode())
         self._model = torch_model.Model(options.model_dir, self._geometry, options.dtype, options.device)
+        self._measurement = Measurement(self._kvtrie, self._work, self._model, self._prefix_tokens, self._bar)
 
     def run(self) -> int:
         self._say(f"{len(self._split.fitted)} samples to fit, {len(self._split.held_out)} held out, of "
@@ -90,7 +97,7 @@ class _Calibration:
         if best is not fits[-1]:
             print(f"\nThe smallest of {len(chosen)} that keep their promises:")
             print(report.figures_table(best.rows, best.steps))
-        self._finish(best)
+        self._finish(self._with_differences(best, material))
         return 0
 
     def _choose_prefix(self) -> int:
@@ -104,14 +111,29 @@ class _Calibration:
             self._say(f"samples have {most} tokens and a continuation: raw KV of {prefix} takes more than 64 MiB")
         return min(prefix, most)
 
-    def _split_texts(self) -> texts.Split:
+    def _split_texts(self) -> tuple[texts.Split, list[repeated.Session], list[repeated.Session]]:
+        """And sessions that hold text of fitted and of held-out samples again, to fit and to judge differences."""
         options = self._options
         tokenizer = torch_model.load_tokenizer(options.model_dir)
         first = command_line.first_token(options.first_token, tokenizer.bos_token_id)
         cut = texts.Cut(self._prefix_tokens + options.continuation_tokens, options.samples_per_text,
                         options.fitted_samples_max, options.held_out_share, options.held_out_max)
-        return texts.split(options.text, texts.parse_groups(options.held_out_group),
-                           lambda text: tokenizer(text, add_special_tokens=False, verbose=False).input_ids, first, cut)
+        split = texts.split(options.text, texts.parse_groups(options.held_out_group),
+                            lambda text: tokenizer(text, add_special_tokens=False, verbose=False).input_ids, first, cut)
+        if options.repeated_samples == 0:
+            return split, [], []
+        lead = 0 if first is None else 1
+        fitted = repeated.repeat(split.fitted[:options.repeated_samples], split.fitted, self._prefix_tokens, lead)
+        # A prefix is not judged: where no other text is held out, one of the fitted ones will do.
+        others = split.held_out if len({sample.text for sample in split.held_out}) > 1 else split.fitted
+        held_out = repeated.repeat(split.held_out, others, self._prefix_tokens, lead)
+        shared = repeated.shared_tokens(fitted, self._prefix_tokens)
+        if shared < repeated.SHARED_TOKENS_MIN or not held_out:
+            self._say(f"the profile will code no text against another: fitted samples give {shared} tokens behind "
+                      f"another prefix, must be {repeated.SHARED_TOKENS_MIN}; give more or longer texts, or raise "
+                      "--repeated-samples")
+            return split, [], []
+        return split, fitted, held_out
 
     def _make_spec(self, weights_digest: str) -> dict:
         options = self._options
@@ -143,11 +165,13 @@ class _Calibration:
                                            self._options.draws if self._gradients else 0, _SEED)
             self._work.write_arrays(self._work.sums(sample.name), **computed.sums)
             self._work.write_sample(path, sample.token_ids[:self._prefix_tokens], computed.kv, computed.importance)
-        for sample in self._bar(self._split.held_out, "KV of held-out texts"):
-            path = self._work.held_out(sample.name)
-            if not self._work.has_sample(path):
-                prefix = sample.token_ids[:self._prefix_tokens]
-                self._work.write_sample(path, prefix, self._model.prefill(prefix))
+        for sample in self._bar([*self._split.held_out, *self._held_out_again], "KV of held-out texts"):
+            self._prefill(self._work.held_out(sample.name), sample.token_ids)
+
+    def _prefill(self, path, token_ids: tuple[int, ...]) -> None:
+        if not self._work.has_sample(path):
+            prefix = token_ids[:self._prefix_tokens]
+            self._work.write_sample(path, prefix, self._model.prefill(prefix))
 
     def _make_material(self):
         """The path of what is known of the model beside its KV."""
@@ -213,36 +237,71 @@ class _Calibration:
                                                         **flags, "out": draft})
             self._work.write(about, json.dumps(answer).encode())
         body_digest = json.loads(about.read_text())["body_digest"]
-        outcomes = self._measure(key, draft, list(chosen), number)
+        outcomes = self._measurement.alone(key, list(chosen), self._split.held_out, f"measuring fit {number}")
         return _Fit(key, chosen, body_digest, figures.of_groups(outcomes))
 
-    def _measure(self, key: str, draft, levels: Sequence[str], number: int) -> list[figures.Outcome]:
-        """Each level on each held-out text."""
-        outcomes = []
-        restored = self._work.path / "restored.kv"
-        for sample in self._bar(self._split.held_out, f"measuring fit {number}"):
-            known = self._work.fit(f"{key}-{sample.name}", "outcomes.npz")
-            if known.exists():
-                saved = np.load(known)
-            else:
-                saved = {}
-                path = self._work.held_out(sample.name)
-                continuation = sample.token_ids[self._prefix_tokens:]
-                reference = self._model.log_probabilities(path.with_name(f"{path.name}.kv").read_bytes(), continuation)
-                for level in levels:
-                    coded = self._kvtrie.profile("code", flags={
-                        "spec": self._work.spec, "profile": draft, "level": level,
-                        "tokens": path.with_name(f"{path.name}.tokens"), "kv": path.with_name(f"{path.name}.kv"),
-                        "out": restored})
-                    candidate = self._model.log_probabilities(restored.read_bytes(), continuation)
-                    saved[f"{level} kl"], saved[f"{level} same"] = torch_model.divergence(reference, candidate)
-                    saved[f"{level} bits"] = np.float64(coded["bits_per_component"])
-                self._work.write_arrays(known, **saved)
-            outcomes += [figures.Outcome(level, sample.name, sample.group, float(saved[f"{level} bits"]),
-                                         saved[f"{level} kl"], saved[f"{level} same"]) for level in levels]
-        restored.unlink(missing_ok=True)
-        # By level first, as tables are.
-        return sorted(outcomes, key=lambda outcome: levels.index(outcome.level))
+    def _with_differences(self, fit: _Fit, material) -> _Fit:
+        """The same fit, and how it codes text against the same text elsewhere; as it is where that breaks a promise."""
+        pairs = {level: finer for level in fit.steps if (finer := steps.reference_level(level, fit.steps))}
+        if not pairs or not self._fitted_again:
+            return fit
+        names = {session.name for session in self._fitted_again}
+        for path in self._work.repeated.iterdir():  # of a run over other texts
+            if path.stem not in names:
+                path.unlink()
+        for session in self._bar(self._fitted_again, "KV behind other prefixes"):
+            self._prefill(self._work.repeated / session.name, session.token_ids)
+        best: _Fit | None = None
+        broken: list[str] = []
+        trials: list[tuple[float, bool]] = []
+        factor: float | None = self._options.difference_steps
+        while factor is not None:
+            found = self._fit_differences(fit, material, pairs, factor)
+            if found is None:
+                return fit
+            again = figures.worst_against(found.rows)
+            print(f"\nAgainst the same text behind another prefix, steps {factor:.3g} times the level's:")
+            print(report.figures_table([row for row in found.rows if row.against], found.steps), flush=True)
+            now_broken = [level for level in pairs if not steps.holds(
+                level, steps.Trial(found.steps[level], again[level].mean_kl), self._options.margin)]
+            broken = now_broken or broken
+            best = best if now_broken else found  # a later one that holds has larger steps
+            trials.append((factor, not now_broken))
+            factor = steps.next_factor(trials)
+        if best is None:
+            print(f"{', '.join(broken)} does not keep its promise with a margin against the same text elsewhere: the "
+                  "profile codes every text alone. Smaller steps of that level, or a smaller --difference-steps, may "
+                  "do.", flush=True)
+            return fit
+        print(f"Taken are steps {best.difference_steps:.3g} times the level's.", flush=True)
+        if min(row.of_alone for row in figures.worst_against(best.rows).values()) > _SHARE_OF_ALONE_MAX:
+            print("Even so texts take hardly less than alone: the profile codes every text alone.", flush=True)
+            return fit
+        return best
+
+    def _fit_differences(self, fit: _Fit, material, pairs: dict[str, str], difference_steps: float) -> _Fit | None:
+        """None: the profile would be too large."""
+        decides = (fit.key, sorted(session.name for session in self._fitted_again), difference_steps)
+        key = hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
+        draft, about = self._work.fit(key, "draft"), self._work.fit(key, "json")
+        if not draft.exists() or not about.exists():
+            self._say(f"fit of differences: steps {difference_steps:.3g} times the level's")
+            kept = {name: value for name, value in command_line.fit_flags(self._options.fit_flag).items()
+                    if name in _FLAGS_OF_DIFFERENCES}
+            answer = self._kvtrie.profile("fit", flags={
+                "spec": self._work.spec, "samples": self._work.fitted, "repeated": self._work.repeated,
+                "material": material, "base": self._work.fit(fit.key, "draft"),
+                "difference-steps": f"{difference_steps:.9g}", **kept, "out": draft})
+            self._work.write(about, json.dumps(answer).encode())
+        if (size := draft.stat().st_size) > _PROFILE_BYTES_MAX:
+            print(f"With what a text differs by from the same text elsewhere the profile has {size / 2**20:.0f} MiB, "
+                  f"must have at most {_PROFILE_BYTES_MAX >> 20}: it codes every text alone. With --fit-flag heads it "
+                  "is smaller.", flush=True)
+            return None
+        body_digest = json.loads(about.read_text())["body_digest"]
+        again = self._measurement.again(key, pairs, self._held_out_again, "measuring behind other prefixes")
+        return dataclasses.replace(fit, key=key, body_digest=body_digest, difference_steps=difference_steps,
+                                   rows=[*fit.rows, *figures.of_groups(again)])
 
     def _finish(self, fit: _Fit) -> None:
         options = self._options
@@ -255,6 +314,8 @@ class _Calibration:
             "block_tokens": options.block_tokens,
             "steps": fit.steps,
             "gradients": self._gradients,
+            "repeated_samples": len(self._fitted_again),
+            "difference_steps": fit.difference_steps,
         }
         measured = self._work.fit(fit.key, "measured.json")
         figures_json = figures.measured_json(fit.body_digest, fit.rows, about)

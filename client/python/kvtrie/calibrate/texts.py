@@ -18,6 +18,7 @@ class Sample:
     name: str  # of its files, unique
     group: str
     token_ids: tuple[int, ...]
+    text: str  # names the text that it is of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +118,8 @@ def _cut_all(paths: Sequence[pathlib.Path], group: str, encode: Callable[[str], 
         for start in range(0, len(token_ids) - own_tokens + 1, own_tokens)[:cut.samples_per_text]:
             ids = (*lead, *token_ids[start:start + own_tokens])
             digest = hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
-            samples.append(Sample(f"{digest}-{len(samples)}", group, ids))
+            name = f"{digest}-{len(samples)}"
+            samples.append(Sample(name, group, ids, samples[0].text if samples else name))
         if samples:
             texts.append(samples)
         else:

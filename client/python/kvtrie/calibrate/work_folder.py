@@ -5,10 +5,14 @@
     fitted/NAME.tokens      u32le token ids of the prefix
     fitted/NAME.kv          its raw KV: [layer][K, V][token][KV head][dim] in the spec's dtype, K after RoPE
     fitted/NAME.importance  f32 [plane][KV head][token]; planes are K, V of layer 0, K, V of layer 1, ...
+    repeated/NAME.tokens, NAME.kv
+                            sessions that hold text of fitted ones behind another prefix
     vocabulary-N.bin        u32le ids of N tokens, then f32 [token][K before RoPE, V] of layer 0
     sums/NAME.npz           what a sample adds to metrics and query statistics
     held-out/NAME.tokens, NAME.kv
-    fits/KEY.draft, KEY.json, KEY.outcomes.npz    each fit, and what was measured of it
+                            and sessions that hold their text behind another prefix
+    fits/KEY.draft, KEY.json, KEY-NAME.outcomes.npz
+                            each fit, and what was measured of it on each held-out text
 
 A file appears whole or not at all.
 """
@@ -45,7 +49,7 @@ class WorkFolder:
                                       f"{about.get(field)}); remove it, or name another with --work")
         elif path.exists() and any(path.iterdir()):
             raise KvtrieError(f"{path}: is no folder of a calibration, and not empty; name another with --work")
-        for folder in ("fitted", "sums", "held-out", "fits"):
+        for folder in ("fitted", "repeated", "sums", "held-out", "fits"):
             try:
                 (path / folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -59,6 +63,10 @@ class WorkFolder:
     @property
     def fitted(self) -> pathlib.Path:
         return self.path / "fitted"
+
+    @property
+    def repeated(self) -> pathlib.Path:
+        return self.path / "repeated"
 
     def held_out(self, name: str) -> pathlib.Path:
         """Without suffix."""
