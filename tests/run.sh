@@ -8,7 +8,7 @@ usage() {
 Usage: tests/run.sh [--all] [--stage NAME]... [--list]
 
 Without arguments: install, build-release, test-release, build-asan, test-asan, test-model, test-python.
---all adds what takes long: build-tsan, test-tsan, fuzz, crash, peers.
+--all adds what takes long: build-tsan, test-tsan, fuzz, crash, peers, sharing.
 --stage runs that stage alone (may be repeated); the builds it stands on must be there.
 
 Ends in a table of times, why tests were skipped, and the line 'N passed, N failed, N skipped' over everything.
@@ -30,7 +30,7 @@ python=$KVTRIE_CACHE/venv/bin/python
 results=$root/build/results
 
 plain_stages=(install build-release test-release build-asan test-asan test-model test-python)
-long_stages=(build-tsan test-tsan fuzz crash peers)
+long_stages=(build-tsan test-tsan fuzz crash peers sharing)
 
 # build_in NAME TARGET CMAKE_ARGUMENTS...
 build_in() {
@@ -114,6 +114,11 @@ stage_crash() {
 stage_peers() {
   env -u KVTRIE_CACHE bash tests/bench/peers.sh --quick --json "$results/peers.jsonl" && record peers peers.sh passed ||
     { record peers peers.sh failed; return 1; }
+}
+
+stage_sharing() {
+  bash tests/bench/sharing.sh --quick --json "$results/sharing.jsonl" && record sharing sharing.sh passed ||
+    { record sharing sharing.sh failed; return 1; }
 }
 
 # record STAGE TEST passed|failed: a result of something that writes no JUnit file.

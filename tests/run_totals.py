@@ -20,7 +20,7 @@ _FILES = {
     "test-python": "python.xml",
     "crash": "crash.xml",
 }
-_RECORDED = {"fuzz", "peers"}
+_RECORDED = {"fuzz", "peers", "sharing"}
 
 
 def main() -> int:
