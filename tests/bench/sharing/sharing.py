@@ -7,7 +7,8 @@ The sessions of workload.json, with a real model's KV, go into real servers, in 
   + codec            the server codes blocks at level high, and drops the exact ones
   + references       the same, with a profile that codes the same text under another prefix as a difference
 
-Bytes are of frames and of metadata on the disk. The profile is stored once per model, and told apart. The longest
+Exact frames stay beside coded ones while the sessions come, as they do until space is needed; then they are dropped,
+and what is left is measured: frames, and metadata on the disk. The profile is stored once per model, and told apart. The longest
 sessions of each group are restored from each server, and the model's distributions over a text behind them are
 compared with those on the exact cache: mean KL, in nat.
 
@@ -68,12 +69,12 @@ class Upload:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What is stored after a wave of uploads."""
+    """What frames take after a wave of uploads, without exact ones where there are coded ones."""
 
     sessions: int
     turns: int  # of each session, at most
     tokens: int  # of all sessions
-    bytes_stored: int
+    frame_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Stored:
     fine_blocks: that were coded to be references. kl: of each token behind each judged session."""
 
     points: list[Point]
+    bytes_stored: int
     block_bytes: dict[str, tuple[int, ...]]
     fine_blocks: int
     kl: dict[str, np.ndarray]
@@ -128,29 +130,29 @@ class Server:
         token_ids = upload.session.token_ids[:upload.token_count]
         self._stub.put(self._model_id, token_ids, kv.blocks(upload.session, upload.token_count), upload.session.name)
 
-    def settle(self) -> int:
-        """Until all is coded and nothing else is kept. How many blocks were coded finer for that since the start.
+    def frame_bytes(self) -> int:
+        """Of the frames that are kept when space is needed, once all is coded."""
+        if self._profile is None:
+            return self._stub.usage().stored_bytes
+        deadline = time.monotonic() + _CODE_SECONDS_MAX
+        while self.metric("kvtrie_recode_waiting_blocks") > 0:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"blocks wait to be coded for {_CODE_SECONDS_MAX} s")
+            time.sleep(0.1)
+        if self.metric("kvtrie_recode_failed_blocks_total") > 0:
+            raise RuntimeError("some blocks could not be coded")
+        types = kvtrie_stub.types_pb2
+        return sum(usage.stored_bytes for usage in self._stub.status().codecs
+                   if usage.codec in (types.CODEC_RESIDUAL, types.CODEC_REFERENCED))
 
-        Starts the server anew: the log of the metadata becomes a table.
-        """
-        fine_blocks = 0
+    def keep_coded(self) -> int:
+        """Drops exact frames where there are coded ones. What frames and the files of the metadata take then, without
+        its journal for people. Starts the server anew: the log of the metadata becomes a table."""
         if self._profile is not None:
-            deadline = time.monotonic() + _CODE_SECONDS_MAX
-            while self._metric("kvtrie_recode_waiting_blocks") > 0:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"blocks wait to be coded for {_CODE_SECONDS_MAX} s")
-                time.sleep(0.1)
-            if self._metric("kvtrie_recode_failed_blocks_total") > 0:
-                raise RuntimeError("some blocks could not be coded")
             self._stub.keep_at_most(_HIGH)
-            fine_blocks = int(self._metric("kvtrie_refined_blocks_total"))
         self._stub.close()
         self._process.stop()
         self._start()
-        return fine_blocks
-
-    def stored_bytes(self) -> int:
-        """Of frames, and of the files of the metadata but its journal for people."""
         files = [path for path in (self._folder / "data/meta").iterdir() if not path.name.startswith("LOG")]
         return self._stub.usage().stored_bytes + sum(512 * path.stat().st_blocks for path in files)
 
@@ -166,7 +168,7 @@ class Server:
         return np.concatenate([kv_blocks.unpack_block(self._config, bytes(block), BLOCK_TOKENS) for block in blocks],
                               axis=2)
 
-    def _metric(self, name: str) -> float:
+    def metric(self, name: str) -> float:
         with urllib.request.urlopen(f"http://{self._metrics_address}/metrics", timeout=30) as answer:
             for line in answer.read().decode().splitlines():
                 if line.startswith(f"{name} "):
@@ -180,20 +182,21 @@ def store(name: str, waves: Sequence[Sequence[Upload]], profile: pathlib.Path | 
     with tempfile.TemporaryDirectory(prefix="kvtrie-sharing-") as folder, Server(pathlib.Path(folder), profile) as server:
         progress = workers.Progress(name, sum(map(len, waves)))
         reached: dict[str, Upload] = {}
-        points, fine_blocks, done = [], 0, 0
+        points, done = [], 0
         for wave in waves:
             for upload in wave:
                 server.put(upload, kv)
                 reached[upload.session.name] = upload
                 done += 1
                 progress.show(done)
-            fine_blocks += server.settle()
             points.append(Point(len(reached), max(turns_of(upload) for upload in reached.values()),
-                                sum(upload.token_count for upload in reached.values()), server.stored_bytes()))
+                                sum(upload.token_count for upload in reached.values()), server.frame_bytes()))
         progress.finish()
+        fine_blocks = int(server.metric("kvtrie_refined_blocks_total"))
+        bytes_stored = server.keep_coded()
         block_bytes = {upload.session.name: server.block_bytes(upload.session) for upload in reached.values()}
         kl = {session.name: judge_restored(session, kv, server.restore) for session in judged} if profile else {}
-    return Stored(points, block_bytes, fine_blocks, kl)
+    return Stored(points, bytes_stored, block_bytes, fine_blocks, kl)
 
 
 def turns_of(upload: Upload) -> int:
@@ -275,7 +278,7 @@ def rows(of: workload.Workload, stored: dict[str, Stored]) -> list[dict]:
     bytes_raw = block_bytes * sum(len(session.token_ids) // BLOCK_TOKENS for session in of.sessions)
     taken = {NO_SHARING: (bytes_raw, 0.0)}
     for name, result in stored.items():
-        taken[name] = (result.points[-1].bytes_stored, result.mean_kl)
+        taken[name] = (result.bytes_stored, result.mean_kl)
     for name, is_distance in ((D_T_SIMILARITY, False), (D_T_DISTANCE, True)):
         taken[name] = (block_bytes * nearest_blocks(of.sessions, is_distance), 0.0)
     prefix = taken[PREFIX][0] if PREFIX in taken else None
@@ -317,8 +320,8 @@ def growth_table(title: str, unit: str, points: dict[str, list[Point]]) -> str:
     for own in zip(*points.values()):
         first = own[0]
         number = first.turns if unit == "turns" else first.sessions
-        kilobytes = "".join(f"{point.bytes_stored / point.sessions / 1e3:16,.0f}" for point in own)
-        lines.append(f"{number:9}{first.tokens:10,}{kilobytes}{of_raw * first.tokens / own[-1].bytes_stored:8.1f}")
+        kilobytes = "".join(f"{point.frame_bytes / point.sessions / 1e3:16,.0f}" for point in own)
+        lines.append(f"{number:9}{first.tokens:10,}{kilobytes}{of_raw * first.tokens / own[-1].frame_bytes:8.1f}")
     return "\n".join(lines)
 
 
@@ -382,7 +385,7 @@ def draw(by_sessions: dict[str, list[Point]], by_turns: dict[str, list[Point]], 
     for own, points_of_ways, unit in ((axes[0], by_sessions, "sessions"), (axes[1], by_turns, "turns")):
         for way, points in points_of_ways.items():
             own.plot([getattr(point, unit) for point in points],
-                     [point.bytes_stored / point.sessions / 1e6 for point in points], marker="o", label=way)
+                     [point.frame_bytes / point.sessions / 1e6 for point in points], marker="o", label=way)
         own.set_yscale("log")
         own.set_xlabel(f"{unit} stored" if unit == "sessions" else "turns of each session")
         own.spines[["top", "right"]].set_visible(False)

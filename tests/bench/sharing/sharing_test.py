@@ -40,7 +40,7 @@ def test_uploads_by_turn_are_each_session_up_to_it():
 
 
 def _stored(block_bytes) -> sharing.Stored:
-    return sharing.Stored([sharing.Point(2, 1, 160, 5000)], block_bytes, 0, {"a": np.array([0.25, 0.75])})
+    return sharing.Stored([sharing.Point(2, 1, 160, 4000)], 5000, block_bytes, 0, {"a": np.array([0.25, 0.75])})
 
 
 def test_documents_that_were_coded_against_others_are_counted_once_each():
@@ -86,6 +86,7 @@ def test_kv_of_parts_is_the_models_and_goes_through_a_server(tmp_path, monkeypat
     first, last = stored.points
     assert (first.sessions, first.tokens) == (1, 48)
     assert (last.sessions, last.tokens) == (2, 160)
-    assert first.bytes_stored >= 3 * block_bytes
-    assert 8 * block_bytes <= last.bytes_stored < 9.5 * block_bytes  # the two of the prompt once, and an empty log
+    assert 3 * block_bytes < first.frame_bytes < 3.1 * block_bytes
+    assert 8 * block_bytes < last.frame_bytes < 8.1 * block_bytes  # the two of the prompt once
+    assert last.frame_bytes < stored.bytes_stored < 9.5 * block_bytes  # with an empty log
     assert [len(sizes) for sizes in stored.block_bytes.values()] == [5, 5]
