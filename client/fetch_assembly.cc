@@ -178,7 +178,9 @@ absl::Status FetchAssembly::AcceptResult(const v1::BlockResult& result) {
   if (result.codec() != v1::CODEC_UNSPECIFIED) block.codec = static_cast<CodecId>(result.codec());
   block.bytes = result.bytes();
   block.tokens.resize(result.tokens().size() / sizeof(TokenId));
-  std::memcpy(block.tokens.data(), result.tokens().data(), block.tokens.size() * sizeof(TokenId));
+  if (!block.tokens.empty()) {
+    std::memcpy(block.tokens.data(), result.tokens().data(), block.tokens.size() * sizeof(TokenId));
+  }
   if (progress.verified_bytes > 0) {
     // What an earlier attempt brought may have been of another frame of the block.
     const bool is_same = before.quality == block.quality && before.codec == block.codec &&

@@ -106,7 +106,13 @@ void ProfilePutStream::Commit() {
     FinishWith(absl::InvalidArgumentError("total_bytes: no message came"));
     return;
   }
-  if (call_->IsCancelled()) {
+  bool is_cancelled;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return;  // the call may be gone
+    is_cancelled = call_->IsCancelled();
+  }
+  if (is_cancelled) {
     FinishWith(absl::CancelledError("cancelled by the client"));
     return;
   }
@@ -118,7 +124,11 @@ void ProfilePutStream::Commit() {
   }
   v1::PutProfileResponse response;
   ToProto(*profile, response.mutable_profile());
-  *response_ = ComposeBulkMessage(response, {});
+  {
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return;
+    *response_ = ComposeBulkMessage(response, {});
+  }
   FinishWith(absl::OkStatus());
 }
 
