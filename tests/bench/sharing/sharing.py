@@ -388,6 +388,7 @@ def draw(by_sessions: dict[str, list[Point]], by_turns: dict[str, list[Point]], 
                      [point.frame_bytes / point.sessions / 1e6 for point in points], marker="o", label=way)
         own.set_yscale("log")
         own.set_xlabel(f"{unit} stored" if unit == "sessions" else "turns of each session")
+        own.xaxis.get_major_locator().set_params(integer=True)
         own.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("MB per session")
     axes[0].legend(frameon=False)
