@@ -96,6 +96,11 @@ Engine::Core::~Core() {
   SyncAndFree().IgnoreError();
 }
 
+Engine::Core::ServedSize Engine::Core::ServedBy(const IndexNode& node, Quality min_quality) const {
+  if (node.serves(min_quality)) return {node.frame.record_bytes, node.quality()};
+  return {RawFrameBytes(node.model), node.other_quality()};
+}
+
 std::uint64_t Engine::Core::RawFrameBytes(ModelSlot slot) const {
   const auto model = models_.find(slot);
   return model == models_.end() ? 0 : model->second->raw_frame_bytes;

@@ -261,6 +261,14 @@ class Engine::Core {
   // engine.cc
   absl::StatusOr<ModelSlot> FindRegistered(TenantId tenant, const ModelId& model) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
+  // What a reader gets of a node that serves this quality. Where only the larger of two frames
+  // will do, its exact size is in a row, and that of a raw one is told.
+  struct ServedSize {
+    std::uint64_t bytes = 0;
+    Quality quality = Quality::kExact;
+  };
+  ServedSize ServedBy(const IndexNode& node, Quality min_quality) const
+      ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   ModelInfo DescribeModel(ModelSlot slot) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
   // What the frames of a node take on disk; an estimate where there are two.
   std::uint64_t StoredBytes(const IndexNode& node) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
@@ -308,9 +316,13 @@ class Engine::Core {
   std::uint64_t TextSpaceOf(TenantId tenant, const ModelId& model, std::string_view salt) const {
     return hasher_->Root(tenant, model, salt);
   }
-  // Reads tokens of nodes that are in no memory. A search does so in rounds of at most
-  // RunIndex::kUnreadMax rows; what is not read by then is not compared, and so not found.
-  static constexpr int kUnreadRoundsMax = 4;
+  // Searches the index, in rounds between which tokens are read that are in no memory, at most
+  // RunIndex::kUnreadMax at a time. `search` gives the nodes that lack them; it is done when there
+  // are none, or in its last round: what is not read by then is not compared, and so not found. The
+  // index is held while it runs.
+  static constexpr int kSearchReadsMax = 3;
+  using SearchRound = std::function<std::span<const NodeRef>(bool is_last)>;
+  void SearchInRounds(TenantId tenant, int reads_max, const SearchRound& search);
   void CacheTokensOf(TenantId tenant, std::span<const std::pair<NodeRef, TrieNodeId>> nodes);
 
   // engine_text_reuse.cc
@@ -494,8 +506,10 @@ class Engine::Core {
   };
   using DecodedReferences = std::map<std::pair<TrieNodeId, KvDigest>, DecodedReference>;
   DecodedReferences DecodeReferences(const ModelId& model, std::span<const FrameReference> wanted);
+  // `may_refine`: blocks that stand in several places may become references.
   CodingPlan PlanCoding(const StoredPath& path, std::span<const TokenId> tokens,
-                        std::uint32_t first_block, const ProfileId& profile, Quality level);
+                        std::uint32_t first_block, const ProfileId& profile, Quality level,
+                        bool may_refine = true);
   // Plans how the missing blocks of a put are best coded, and holds what they may be coded against.
   void OfferReferences(TriePutSession* session);
   // Runs of a path, from a block on, that stand elsewhere too, in nodes that `usable` allows: of

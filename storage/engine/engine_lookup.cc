@@ -147,20 +147,18 @@ std::optional<absl::StatusOr<LookupResult>> Engine::Core::Lookup(TenantId tenant
         const IndexNode& node = index_.node(ref);
         uses.Add(ref, now);
         index_.Touch(ref, now);
-        // Where only the larger of two frames will do, its exact size is in a row.
-        const bool from_index = node.serves(query.min_quality);
-        const std::uint64_t bytes =
-            from_index ? node.frame.record_bytes : RawFrameBytes(node.model);
-        result.fetch_bytes += bytes;
-        result.quality =
-            LowerOf(result.quality, from_index ? node.quality() : node.other_quality());
-        if (query.want_blocks) result.blocks[i].push_back({node.id, RungBitsOf(node), bytes});
+        const ServedSize served = ServedBy(node, query.min_quality);
+        result.fetch_bytes += served.bytes;
+        result.quality = LowerOf(result.quality, served.quality);
+        if (query.want_blocks) {
+          result.blocks[i].push_back({node.id, RungBitsOf(node), served.bytes});
+        }
         if (frames.empty()) continue;
         frames[i].push_back(FrameInIndex(node));
-        if (from_index) continue;
-        frames[i].back().at = {.record_bytes = static_cast<std::uint32_t>(bytes)};
+        if (node.serves(query.min_quality)) continue;
+        frames[i].back().at = {.record_bytes = static_cast<std::uint32_t>(served.bytes)};
         frames[i].back().codec = CodecId::kRaw;
-        frames[i].back().quality = node.other_quality();
+        frames[i].back().quality = served.quality;
       }
     }
     result.group = GroupOfPath(walks.front().nodes, matched);

@@ -307,7 +307,7 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     ++open_puts_;
   }
   if (put.want_references) OfferReferences(session.get());
-  {
+  if (!session->references->empty()) {
     absl::MutexLock lock(&index_mutex_);
     for (const OfferedReference& reference : *session->references) {
       const NodeRef ref = index_.FindById(reference.node);

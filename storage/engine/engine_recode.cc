@@ -187,8 +187,8 @@ absl::StatusOr<std::vector<TokenId>> Engine::Core::TokensOfPath(const StoredPath
   return tokens;
 }
 
-// Frames at a level of those of the task's blocks for which `chosen` says so, by block of the path;
-// without those that cannot be read (which was counted), and those that cannot be coded.
+// Frames of those of the task's blocks that are to be at this level by the plan, by block of the
+// path; without those that cannot be read (which was counted), and those that cannot be coded.
 // `used`: what they were coded against.
 absl::StatusOr<std::map<std::uint32_t, EncodedFrame>> Engine::Core::EncodeBlocks(
     const RecodeTask& task, std::span<const TokenId> tokens,
@@ -299,9 +299,9 @@ absl::Status Engine::Core::AddFrames(const StoredPath& path, std::span<const Tok
 absl::Status Engine::Core::Recode(const RecodeTask& task) {
   KV_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, TokensOfPath(task.path));
   const std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow(task.frames);
-  CodingPlan plan =
-      PlanCoding(task.path, tokens, task.first_block, task.profile, *options_.recode_quality);
-  if (task.again) plan.finer_blocks.clear();
+  const CodingPlan plan =
+      PlanCoding(task.path, tokens, task.first_block, task.profile, *options_.recode_quality,
+                 /*may_refine=*/!task.again);
   std::vector<Quality> levels = {plan.level};
   if (!plan.finer_blocks.empty()) levels.push_back(plan.finer_level);
   for (const Quality level : levels) {

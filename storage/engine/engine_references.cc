@@ -203,30 +203,23 @@ void Engine::Core::SearchRuns(
                  .extra_keys = extra_keys,
                  .first_token = first_block * path.registered->spec.block_tokens,
                  .usable = usable};
-  for (int round = 0; round < kUnreadRoundsMax; ++round) {
-    std::vector<std::pair<NodeRef, TrieNodeId>> unread;
-    {
-      absl::ReaderMutexLock lock(&index_mutex_);
-      const auto slot = index_.FindModel(path.tenant, path.model);
-      if (!slot) return;
-      query.model = *slot;
-      std::vector<NodeRef> own_path;
-      for (const TrieNodeId& node : path.nodes) {
-        const NodeRef ref = index_.FindById(node);
-        if (ref == 0) return;
-        own_path.push_back(ref);
-      }
-      query.own_path = own_path;
-      const RunFindings found =
-          all_places ? runs_->FindMaximalRuns(index_, query) : runs_->FindRuns(index_, query);
-      for (const NodeRef ref : found.unread) unread.emplace_back(ref, index_.node(ref).id);
-      if (unread.empty() || round + 1 == kUnreadRoundsMax) {
-        take(found.runs, own_path);
-        return;
-      }
+  RunFindings found;
+  SearchInRounds(path.tenant, kSearchReadsMax, [&](bool is_last) {
+    const auto slot = index_.FindModel(path.tenant, path.model);
+    if (!slot) return std::span<const NodeRef>();
+    query.model = *slot;
+    std::vector<NodeRef> own_path;
+    for (const TrieNodeId& node : path.nodes) {
+      const NodeRef ref = index_.FindById(node);
+      if (ref == 0) return std::span<const NodeRef>();
+      own_path.push_back(ref);
     }
-    CacheTokensOf(path.tenant, unread);
-  }
+    query.own_path = own_path;
+    found = all_places ? runs_->FindMaximalRuns(index_, query) : runs_->FindRuns(index_, query);
+    if (!found.unread.empty() && !is_last) return std::span<const NodeRef>(found.unread);
+    take(found.runs, own_path);
+    return std::span<const NodeRef>();
+  });
 }
 
 std::map<std::uint32_t, BlockReferences> Engine::Core::FindReferences(
@@ -293,11 +286,12 @@ Engine::Core::RepeatedText Engine::Core::FindRepeated(const StoredPath& path,
 
 CodingPlan Engine::Core::PlanCoding(const StoredPath& path, std::span<const TokenId> tokens,
                                     std::uint32_t first_block, const ProfileId& profile,
-                                    Quality level) {
+                                    Quality level, bool may_refine) {
   CodingPlan plan{.level = level, .references = {}, .finer_blocks = {}, .elsewhere = {}};
   const auto info = profiles_->Find(profile);
   if (!info || !codec_->CodesDifferences(path.registered->spec, profile, *profiles_)) return plan;
   plan.references = FindReferences(path, tokens, first_block, level);
+  if (!may_refine) return plan;
 
   const ProfileLevel* finer = nullptr;  // the next one
   for (const ProfileLevel& other : info->header.levels) {

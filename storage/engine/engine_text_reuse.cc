@@ -45,37 +45,29 @@ std::vector<Engine::Core::FoundText> Engine::Core::FindReusableText(TenantId ten
                 .tokens = query.path.tokens,
                 .extra_keys = query.path.extra_keys,
                 .first_token = std::max(first_token, kFirstReusable)};
-  for (int round = 0;; ++round) {
-    std::vector<std::pair<NodeRef, TrieNodeId>> unread;
-    {
-      absl::ReaderMutexLock lock(&index_mutex_);
-      std::vector<NodeRef> own_path;
-      for (const auto& [ref, id] : walked.nodes) {
-        if (!index_.alive(ref) || index_.node(ref).id != id) break;
-        own_path.push_back(ref);
-      }
-      runs.own_path = own_path;
-      runs.usable = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-        return MayBeReused(ref, query.min_quality);
-      };
-      RunFindings found = runs_->FindRuns(index_, runs);
-      if (round + 1 < kUnreadRoundsMax) {
-        for (const NodeRef ref : found.unread) unread.emplace_back(ref, index_.node(ref).id);
-      }
-      if (unread.empty()) {
-        for (TextRun& run : found.runs) {  // longest first
-          LeaveOutFirstToken(&run);
-          if (run.token_count < query.text_reuse_min_tokens) continue;
-          if (text.size() == kReusableRunsMax) break;
-          FoundText& part = text.emplace_back();
-          for (const NodeRef ref : run.nodes) part.ids.push_back(index_.node(ref).id);
-          part.run = std::move(run);
-        }
-        break;
-      }
+  RunFindings found;
+  SearchInRounds(tenant, kSearchReadsMax, [&](bool is_last) {
+    std::vector<NodeRef> own_path;
+    for (const auto& [ref, id] : walked.nodes) {
+      if (!index_.alive(ref) || index_.node(ref).id != id) break;
+      own_path.push_back(ref);
     }
-    CacheTokensOf(tenant, unread);
-  }
+    runs.own_path = own_path;
+    runs.usable = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+      return MayBeReused(ref, query.min_quality);
+    };
+    found = runs_->FindRuns(index_, runs);
+    if (!found.unread.empty() && !is_last) return std::span<const NodeRef>(found.unread);
+    for (TextRun& run : found.runs) {  // longest first
+      LeaveOutFirstToken(&run);
+      if (run.token_count < query.text_reuse_min_tokens) continue;
+      if (text.size() == kReusableRunsMax) break;
+      FoundText& part = text.emplace_back();
+      for (const NodeRef ref : run.nodes) part.ids.push_back(index_.node(ref).id);
+      part.run = std::move(run);
+    }
+    return std::span<const NodeRef>();
+  });
   std::sort(text.begin(), text.end(), [](const FoundText& a, const FoundText& b) {
     return a.run.first_token < b.run.first_token;
   });
@@ -105,10 +97,9 @@ void Engine::Core::AddReusableRuns(std::span<const FoundText> found, Quality min
       const IndexNode& node = index_.node(ref);
       uses.Add(ref, now);
       index_.Touch(ref, now);
-      const bool from_index = node.serves(min_quality);
-      run.fetch_bytes += from_index ? node.frame.record_bytes : RawFrameBytes(node.model);
-      run.source_quality =
-          LowerOf(run.source_quality, from_index ? node.quality() : node.other_quality());
+      const ServedSize served = ServedBy(node, min_quality);
+      run.fetch_bytes += served.bytes;
+      run.source_quality = LowerOf(run.source_quality, served.quality);
     }
     holds->push_back({text.run.nodes.back(), text.ids.back()});
     result->reusable_runs.push_back(std::move(run));
