@@ -10,15 +10,15 @@ import importlib.metadata
 import os
 import pathlib
 import queue
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 import crc32c
 import grpc
 import numpy as np
 from grpc_tools import protoc
+
+import whole_folder
 
 _PROTO_FOLDER = pathlib.Path(__file__).resolve().parents[2] / "proto"
 _CHUNK_BYTES_MAX = 1 << 20
@@ -34,23 +34,14 @@ def _stub_folder() -> pathlib.Path:
     for path in protos:
         digest.update(path.read_bytes())
     root = pathlib.Path(os.environ.get("KVTRIE_CACHE") or pathlib.Path.home() / ".cache" / "kvtrie")
-    folder = root / f"stubs-{digest.hexdigest()[:16]}"
-    if folder.exists():
-        return folder
-    root.mkdir(parents=True, exist_ok=True)
-    unfinished = tempfile.mkdtemp(dir=root, prefix="unfinished-")
-    try:
-        arguments = ["protoc", f"-I{_PROTO_FOLDER}", f"--python_out={unfinished}",
-                     f"--grpc_python_out={unfinished}", *map(str, protos)]
+
+    def generate(folder: pathlib.Path) -> None:
+        arguments = ["protoc", f"-I{_PROTO_FOLDER}", f"--python_out={folder}",
+                     f"--grpc_python_out={folder}", *map(str, protos)]
         if protoc.main(arguments) != 0:
             raise RuntimeError(f"protoc failed on {_PROTO_FOLDER}")
-        os.rename(unfinished, folder)
-    except OSError:
-        if not folder.exists():  # Otherwise another process was faster, and its files are the same.
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+
+    return whole_folder.fill_once(root / f"stubs-{digest.hexdigest()[:16]}", generate)
 
 
 sys.path.insert(0, str(_stub_folder()))

@@ -69,6 +69,17 @@ def diverge(reference: Distributions, candidate: Distributions,
     return Divergence(kl, nll_change, x.argmax(axis=1) == y.argmax(axis=1))
 
 
+def summary(divergences: Sequence[Divergence]) -> dict[str, float]:
+    """Of several texts: mean and 99th percentile over their tokens, the worst text's mean, change of NLL, agreement."""
+    kl = np.concatenate([divergence.kl for divergence in divergences])
+    return {
+        "kl": float(kl.mean()), "kl_p99": float(np.quantile(kl, 0.99)),
+        "kl_worst_pair": max(float(divergence.kl.mean()) for divergence in divergences),
+        "dnll": float(np.mean([divergence.nll_change.mean() for divergence in divergences])),
+        "top1": float(np.concatenate([divergence.same_top for divergence in divergences]).mean()),
+    }
+
+
 def set_cache(cache: smollm2.KvCache, kv: np.ndarray) -> None:
     """Makes `kv`, [layers, 2, tokens, KV heads, head_dim], all that the cache holds."""
     tokens = kv.shape[2]

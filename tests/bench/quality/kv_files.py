@@ -12,8 +12,6 @@ import functools
 import hashlib
 import os
 import pathlib
-import shutil
-import tempfile
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +21,7 @@ import kv_blocks
 import query_statistics
 import smollm2
 import smollm2_weights
+import whole_folder
 import workers
 
 QUERIES_NAME = "queries.npz"
@@ -68,26 +67,17 @@ def prepare(name: str, texts: Sequence[corpus.Text], with_queries: bool,
     digest.update(pathlib.Path(__file__).read_bytes())
     for text in texts:
         digest.update(f"{text.name} {text.token_ids[:corpus.PREFIX_TOKENS]}".encode())
-    folder = cache_folder() / f"{name}-{digest.hexdigest()[:24]}"
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
-    try:
+
+    def compute(folder: pathlib.Path) -> None:
         statistics = query_statistics.QueryStatistics(smollm2_weights.load_config())
-        tasks = [(_write_text, (unfinished, text, with_queries)) for text in texts]
-        for part in pool.run(f"KV of the {name} texts", tasks):
-            if part is not None:
-                statistics.merge(part)
+        tasks = [(_write_text, (folder, text, with_queries)) for text in texts]
+        for of_text in pool.run(f"KV of the {name} texts", tasks):
+            if of_text is not None:
+                statistics.merge(of_text)
         if with_queries:
-            statistics.save(unfinished / QUERIES_NAME)
-        os.rename(unfinished, folder)
-    except OSError:
-        if not folder.exists():  # Otherwise another process was faster, and its files are the same.
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+            statistics.save(folder / QUERIES_NAME)
+
+    return whole_folder.fill_once(cache_folder() / f"{name}-{digest.hexdigest()[:24]}", compute)
 
 
 def part(folder: pathlib.Path, name: str) -> pathlib.Path:

@@ -182,16 +182,12 @@ def rows(ways: Sequence[Way], outcomes: Sequence[Outcome]) -> list[dict]:
             own = [o for o in outcomes if o.way == way.name and kind in (_ALL, o.kind)]
             if not own:
                 continue
-            kl = np.concatenate([outcome.divergence.kl for outcome in own])
             bits = float(np.mean([outcome.bits for outcome in own]))
             alone = bits if way.way == "alone" else alone
             found.append({
                 "name": way.name, "kind": kind, "pairs": len(own), "bits": bits,
                 "of_alone": None if alone is None else bits / alone,
-                "kl": float(kl.mean()), "kl_p99": float(np.quantile(kl, 0.99)),
-                "kl_worst_pair": max(float(outcome.divergence.kl.mean()) for outcome in own),
-                "dnll": float(np.mean([outcome.divergence.nll_change.mean() for outcome in own])),
-                "top1": float(np.concatenate([outcome.divergence.same_top for outcome in own]).mean()),
+                **judge.summary([outcome.divergence for outcome in own]),
             })
     return found
 

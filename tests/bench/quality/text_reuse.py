@@ -140,14 +140,10 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict]:
             own = [outcome for outcome in outcomes if outcome.kind == kind and outcome.name == name]
             if not own:
                 continue
-            kl = np.concatenate([outcome.divergence.kl for outcome in own])
             found.append({
                 "kind": kind, "name": name, "pairs": len(own), "saved": float(np.mean([o.saved for o in own])),
-                "kl": float(kl.mean()), "kl_p99": float(np.quantile(kl, 0.99)),
                 "kl_first16": float(np.mean([o.divergence.kl[:16].mean() for o in own])),
-                "kl_worst_pair": max(float(o.divergence.kl.mean()) for o in own),
-                "dnll": float(np.mean([o.divergence.nll_change.mean() for o in own])),
-                "top1": float(np.concatenate([o.divergence.same_top for o in own]).mean()),
+                **judge.summary([o.divergence for o in own]),
             })
     return found
 

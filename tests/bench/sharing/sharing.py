@@ -274,7 +274,7 @@ def repeats(sessions: Sequence[workload.Session], alone: Stored, again: Stored) 
 
 def rows(of: workload.Workload, stored: dict[str, Stored]) -> list[dict]:
     """A row for each way to store all sessions."""
-    block_bytes = 2 * 2 * BLOCK_TOKENS * np.prod(_shape()).item()
+    block_bytes = kv_blocks.block_bytes(smollm2_weights.load_config(), BLOCK_TOKENS)
     bytes_raw = block_bytes * sum(len(session.token_ids) // BLOCK_TOKENS for session in of.sessions)
     taken = {NO_SHARING: (bytes_raw, 0.0)}
     for name, result in stored.items():
@@ -285,11 +285,6 @@ def rows(of: workload.Workload, stored: dict[str, Stored]) -> list[dict]:
     return [{"name": name, "bytes_raw": bytes_raw, "bytes_stored": bytes_stored, "ratio": bytes_raw / bytes_stored, "kl": kl,
              "over_prefix_sharing": prefix and prefix / bytes_stored}
             for name, (bytes_stored, kl) in taken.items()]
-
-
-def _shape() -> tuple[int, ...]:
-    config = smollm2_weights.load_config()
-    return config.layer_count, config.kv_head_count, config.head_dim
 
 
 def table(found: Sequence[dict]) -> str:
@@ -316,12 +311,12 @@ def kl_table(of: workload.Workload, stored: dict[str, Stored]) -> str:
 def growth_table(title: str, unit: str, points: dict[str, list[Point]]) -> str:
     """KB per session after each wave."""
     lines = [title, f"{unit:>9}{'tokens':>10}" + "".join(f"{name:>16}" for name in points) + f"{'ratio':>8}"]
-    of_raw = 2 * 2 * np.prod(_shape()).item()
+    token_bytes = kv_blocks.block_bytes(smollm2_weights.load_config(), 1)
     for own in zip(*points.values()):
         first = own[0]
         number = first.turns if unit == "turns" else first.sessions
         kilobytes = "".join(f"{point.frame_bytes / point.sessions / 1e3:16,.0f}" for point in own)
-        lines.append(f"{number:9}{first.tokens:10,}{kilobytes}{of_raw * first.tokens / own[-1].frame_bytes:8.1f}")
+        lines.append(f"{number:9}{first.tokens:10,}{kilobytes}{token_bytes * first.tokens / own[-1].frame_bytes:8.1f}")
     return "\n".join(lines)
 
 

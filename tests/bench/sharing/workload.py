@@ -13,7 +13,6 @@ import itertools
 import json
 import pathlib
 import random
-from collections.abc import Iterator
 
 import corpus
 import smollm2_tokenizer
@@ -159,11 +158,3 @@ def _session(tokenizer, rng, texts, spec, group, domain, index, system, document
         turns.append(Turn(answer, len(token_ids)))
     return Session(f"session-{group}-{index:03}", group, domain, tuple(token_ids), tuple(turns), tuple(used), len(system),
                    shared_tokens, prefix_name, ())
-
-
-def trie_blocks(paths: Iterator[tuple[int, ...]], block_tokens: int) -> int:
-    """Distinct blocks of paths, where equal prefixes stand once."""
-    known = set()
-    for token_ids in paths:
-        known.update(hash(token_ids[:end]) for end in range(block_tokens, len(token_ids) + 1, block_tokens))
-    return len(known)

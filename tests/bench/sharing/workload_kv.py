@@ -6,10 +6,7 @@ of each document that follows it at once, and of each session behind that. Folde
 
 import dataclasses
 import hashlib
-import os
 import pathlib
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -17,6 +14,7 @@ import numpy as np
 import judge
 import kv_files
 import smollm2_weights
+import whole_folder
 import workers
 import workload
 
@@ -65,30 +63,21 @@ def prepare(of: workload.Workload, pool: workers.Pool) -> WorkloadKv:
     digest = hashlib.sha256(f"{kv_files.model_digest()} sharing".encode())
     for session in sorted(of.sessions, key=lambda session: session.name):
         digest.update(f"{session.name} {session.prefix_name} {session.shared_tokens} {session.token_ids}".encode())
-    folder = kv_files.cache_folder() / f"sharing-{digest.hexdigest()[:24]}"
-    if folder.exists():
-        return WorkloadKv(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
-    try:
+
+    def compute(folder: pathlib.Path) -> None:
         by_prefix: dict[str, list[workload.Session]] = {}
         for session in of.sessions:
             by_prefix.setdefault(session.prefix_name, []).append(session)
         groups = {session.group: session for session in of.sessions}
-        tasks = [(_write_group, (unfinished, session)) for session in groups.values()]
-        for _ in pool.run("KV of system prompts", tasks):
+        for _ in pool.run("KV of system prompts", [(_write_group, (folder, own)) for own in groups.values()]):
             pass
         # The longest first: processes end together.
         in_order = sorted(by_prefix.values(), key=lambda own: -sum(len(session.token_ids) for session in own))
-        for _ in pool.run("KV of sessions", [(_write_sessions, (unfinished, own)) for own in in_order]):
+        for _ in pool.run("KV of sessions", [(_write_sessions, (folder, own)) for own in in_order]):
             pass
-        os.rename(unfinished, folder)
-    except OSError:
-        if not folder.exists():  # Otherwise another process was faster, and its files are the same.
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return WorkloadKv(folder)
+
+    name = f"sharing-{digest.hexdigest()[:24]}"
+    return WorkloadKv(whole_folder.fill_once(kv_files.cache_folder() / name, compute))
 
 
 def _write_group(folder: pathlib.Path, session: workload.Session) -> None:
