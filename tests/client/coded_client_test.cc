@@ -9,10 +9,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/client.h"
@@ -551,62 +553,107 @@ TEST_F(CodedClientTest, OtherTokensOrAnotherPositionMakeAMiss) {
   EXPECT_EQ(client->stats().undecodable_blocks, 2u);
 }
 
-// Sessions whose text stands in each other, put raw to a server that codes them against each other.
-class MemberClientTest : public ::testing::Test {
+// Sessions whose text stands in each other, and a profile that can code it so.
+class SharedTextClientTest : public ::testing::Test {
  protected:
-  static constexpr std::size_t kSessions = 4;
   static constexpr std::uint32_t kSessionBlocks = 12;
 
-  MemberClientTest()
+  explicit SharedTextClientTest(std::vector<std::string> server_flags = {})
       : spec_(SectionedSpec()),
         profile_(ProfileBytes(WithDifferences(PlainProfile(spec_), spec_))),
-        server_({"--recode_level=small", "--recode_cpu_percent=100"}) {
-    // Raw KV travels.
-    writer_ = Connect(Coding::kServer);
-    EXPECT_TRUE(writer_->PutProfile(profile_).ok());
-    fine_writer_ = Connect(Coding::kInProcess);
+        server_(std::move(server_flags)) {
+    EXPECT_TRUE(Connect(Coding::kServer)->PutProfile(profile_).ok());
   }
 
-  std::unique_ptr<Client> Connect(Coding coding) {
+  std::unique_ptr<Client> Connect(Coding coding, int threads = 1) {
     ClientOptions options;
     options.targets = {server_.listen};
     options.lane = Lane::kGrpc;
     options.coding = coding;
+    options.coding_threads = threads;
     auto client = Client::Create(options);
     EXPECT_TRUE(client.ok()) << client.status();
     model_ = (*client)->RegisterModel(spec_)->id;
     return *std::move(client);
   }
 
+  SyntheticText Text(std::uint32_t number) const {
+    const SyntheticText other = MakeText(spec_, 16 * kSessionBlocks, 100);
+    return ShareTokens(spec_, other, 0, 16 * kSessionBlocks - 48, 16 + 5 * number,
+                       16 * kSessionBlocks, number, 0.05f);
+  }
+  PutReport Put(Client& client, const SyntheticText& text, Quality quality,
+                bool use_references = false) {
+    std::vector<std::vector<std::byte>> raw;
+    for (std::uint32_t block = 0; block < kSessionBlocks; ++block) {
+      raw.push_back(CutBlock(spec_, text, 16 * block));
+    }
+    const std::vector<std::span<const std::byte>> blocks(raw.begin(), raw.end());
+    PutPath path;
+    path.path.model = model_;
+    path.path.tokens = text.tokens;
+    path.blocks = blocks;
+    path.quality = quality;
+    path.use_references = use_references;
+    PutReport report = client.Put({&path, 1})[0];
+    EXPECT_TRUE(report.all_stored()) << report.blocks[0].status;
+    return report;
+  }
+  // A session's blocks, decoded here or there.
+  Fetched Fetch(Client& client, const SyntheticText& text, bool in_layers = false) {
+    Fetched fetched;
+    const auto found = client.Lookup(model_, text.tokens, {.min_quality = Quality::kSmall});
+    EXPECT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->matched_blocks(), kSessionBlocks);
+    const std::size_t block_bytes = KvGeometry(spec_).raw_block_bytes();
+    fetched.raw.assign(found->matched_blocks(), std::vector<std::byte>(block_bytes));
+    std::vector<FetchTarget> targets;
+    for (std::uint32_t i = 0; i < found->matched_blocks(); ++i) {
+      targets.push_back({*TrieNodeId::FromBytes(found->blocks(0).node_ids().substr(16 * i, 16)),
+                         fetched.raw[i], std::span(text.tokens).subspan(16 * i, 16), 16 * i});
+    }
+    FetchOptions options{.min_quality = Quality::kSmall};
+    if (in_layers) options.on_layer = [](std::uint32_t, auto) {};
+    fetched.report = client.Fetch(model_, targets, options);
+    EXPECT_TRUE(fetched.report.all_loaded());
+    for (const FetchedBlock& block : fetched.report.blocks) {
+      EXPECT_TRUE(block.loaded()) << block.status;
+      EXPECT_EQ(block.bytes, block_bytes);
+    }
+    return fetched;
+  }
+
+  const ModelSpec spec_;
+  const std::vector<std::byte> profile_;
+  ServerProcess server_;
+  ModelId model_;
+  std::vector<SyntheticText> texts_;
+};
+
+// Put raw to a server that codes them against each other.
+class MemberClientTest : public SharedTextClientTest {
+ protected:
+  static constexpr std::size_t kSessions = 4;
+
+  MemberClientTest() : SharedTextClientTest({"--recode_level=small", "--recode_cpu_percent=100"}) {}
+
   // The same tokens for every `seed`, with other KV.
   void PutAll(std::uint64_t seed) {
     texts_.clear();
-    const SyntheticText other = MakeText(spec_, 16 * kSessionBlocks, 100);
     for (std::uint32_t i = 0; i < kSessions; ++i) {
-      SyntheticText text = ShareTokens(spec_, other, 0, 16 * kSessionBlocks - 48, 16 + 5 * i,
-                                       16 * kSessionBlocks, i, 0.05f);
+      SyntheticText text = Text(i);
       const std::vector<TokenId> tokens = text.tokens;
-      if (seed != 0)
+      if (seed != 0) {
         text =
             ShareTokens(spec_, text, 0, 16 * kSessionBlocks, 0, 16 * kSessionBlocks, seed, 0.01f);
+      }
       EXPECT_EQ(text.tokens, tokens);
       texts_.push_back(std::move(text));
     }
+    // The first one finer than the server codes: the others are coded against it.
     for (const SyntheticText& text : texts_) {
-      std::vector<std::vector<std::byte>> raw;
-      for (std::uint32_t block = 0; block < kSessionBlocks; ++block) {
-        raw.push_back(CutBlock(spec_, text, 16 * block));
-      }
-      const std::vector<std::span<const std::byte>> blocks(raw.begin(), raw.end());
-      PutPath path;
-      path.path.model = model_;
-      path.path.tokens = text.tokens;
-      path.blocks = blocks;
-      // The first one finer than the server codes: the others are coded against it.
       const bool is_first = &text == &texts_.front();
-      if (is_first) path.quality = Quality::kHigh;
-      const PutReport put = (is_first ? fine_writer_ : writer_)->Put({&path, 1})[0];
-      ASSERT_TRUE(put.all_stored()) << put.blocks[0].status;
+      Put(is_first ? *fine_writer_ : *writer_, text, is_first ? Quality::kHigh : Quality::kExact);
     }
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     const std::size_t raw_bytes = KvGeometry(spec_).raw_block_bytes();
@@ -625,40 +672,22 @@ class MemberClientTest : public ::testing::Test {
     }
   }
 
-  // All sessions' blocks, decoded here or there.
+  // All sessions' blocks.
   std::vector<std::vector<std::byte>> FetchAll(Client& client, bool in_layers = false) {
     std::vector<std::vector<std::byte>> raw;
     members_ = 0;
     for (const SyntheticText& text : texts_) {
-      const auto found = client.Lookup(model_, text.tokens, {.min_quality = Quality::kSmall});
-      EXPECT_TRUE(found.ok()) << found.status();
-      const std::size_t begin = raw.size();
-      raw.resize(begin + found->matched_blocks(),
-                 std::vector<std::byte>(KvGeometry(spec_).raw_block_bytes()));
-      std::vector<FetchTarget> targets;
-      for (std::uint32_t i = 0; i < found->matched_blocks(); ++i) {
-        targets.push_back({*TrieNodeId::FromBytes(found->blocks(0).node_ids().substr(16 * i, 16)),
-                           raw[begin + i], std::span(text.tokens).subspan(16 * i, 16), 16 * i});
-      }
-      FetchOptions options{.min_quality = Quality::kSmall};
-      if (in_layers) options.on_layer = [](std::uint32_t, auto) {};
-      const FetchReport report = client.Fetch(model_, targets, options);
-      EXPECT_TRUE(report.all_loaded());
-      for (const FetchedBlock& block : report.blocks) {
-        EXPECT_TRUE(block.loaded()) << block.status;
-        EXPECT_EQ(block.bytes, KvGeometry(spec_).raw_block_bytes());
+      Fetched fetched = Fetch(client, text, in_layers);
+      std::move(fetched.raw.begin(), fetched.raw.end(), std::back_inserter(raw));
+      for (const FetchedBlock& block : fetched.report.blocks) {
         members_ += block.codec == CodecId::kReferenced ? 1 : 0;
       }
     }
     return raw;
   }
 
-  const ModelSpec spec_;
-  const std::vector<std::byte> profile_;
-  ServerProcess server_;
-  ModelId model_;
-  std::unique_ptr<Client> writer_, fine_writer_;
-  std::vector<SyntheticText> texts_;
+  const std::unique_ptr<Client> writer_ = Connect(Coding::kServer);  // raw KV travels
+  const std::unique_ptr<Client> fine_writer_ = Connect(Coding::kInProcess);
   std::size_t members_ = 0;  // of the last FetchAll
 };
 
@@ -705,50 +734,14 @@ TEST_F(MemberClientTest, WhatWasKeptOfYesterdayIsFetchedAnew) {
 }
 
 // Clients code against what the server names, at once.
-class PutReferencesTest : public ::testing::Test {
+class PutReferencesTest : public SharedTextClientTest {
  protected:
-  static constexpr std::uint32_t kSessionBlocks = 12;
-
-  PutReferencesTest()
-      : spec_(SectionedSpec()),
-        profile_(ProfileBytes(WithDifferences(PlainProfile(spec_), spec_))) {
-    writer_ = Connect(Coding::kInProcess);
-    EXPECT_TRUE(writer_->PutProfile(profile_).ok());
-    writer_ = Connect(Coding::kInProcess);
-    const SyntheticText other = MakeText(spec_, 16 * kSessionBlocks, 100);
-    for (std::uint32_t i = 0; i < 5; ++i) {
-      texts_.push_back(ShareTokens(spec_, other, 0, 16 * kSessionBlocks - 48, 16 + 5 * i,
-                                   16 * kSessionBlocks, i, 0.05f));
-    }
-  }
-
-  std::unique_ptr<Client> Connect(Coding coding) {
-    ClientOptions options;
-    options.targets = {server_.listen};
-    options.lane = Lane::kGrpc;
-    options.coding = coding;
-    options.coding_threads = 2;
-    auto client = Client::Create(options);
-    EXPECT_TRUE(client.ok()) << client.status();
-    model_ = (*client)->RegisterModel(spec_)->id;
-    return *std::move(client);
+  PutReferencesTest() {
+    for (std::uint32_t i = 0; i < 5; ++i) texts_.push_back(Text(i));
   }
 
   PutReport Put(const SyntheticText& text, Quality quality, bool use_references = true) {
-    std::vector<std::vector<std::byte>> raw;
-    for (std::uint32_t block = 0; block < kSessionBlocks; ++block) {
-      raw.push_back(CutBlock(spec_, text, 16 * block));
-    }
-    const std::vector<std::span<const std::byte>> blocks(raw.begin(), raw.end());
-    PutPath path;
-    path.path.model = model_;
-    path.path.tokens = text.tokens;
-    path.blocks = blocks;
-    path.quality = quality;
-    path.use_references = use_references;
-    PutReport report = writer_->Put({&path, 1})[0];
-    EXPECT_TRUE(report.all_stored()) << report.blocks[0].status;
-    return report;
+    return SharedTextClientTest::Put(*writer_, text, quality, use_references);
   }
   static std::size_t Count(const PutReport& report, CodecId codec, Quality quality) {
     return static_cast<std::size_t>(std::count_if(
@@ -757,31 +750,11 @@ class PutReferencesTest : public ::testing::Test {
   }
   // The same from a client that decodes and from the server.
   void ExpectReadable(const SyntheticText& text) {
-    std::vector<std::vector<std::byte>> first;
-    for (const Coding coding : {Coding::kServer, Coding::kInProcess}) {
-      const auto reader = Connect(coding);
-      const auto found = reader->Lookup(model_, text.tokens, {.min_quality = Quality::kSmall});
-      ASSERT_TRUE(found.ok()) << found.status();
-      ASSERT_EQ(found->matched_blocks(), kSessionBlocks);
-      std::vector<std::vector<std::byte>> raw(
-          kSessionBlocks, std::vector<std::byte>(KvGeometry(spec_).raw_block_bytes()));
-      std::vector<FetchTarget> targets;
-      for (std::uint32_t i = 0; i < kSessionBlocks; ++i) {
-        targets.push_back({*TrieNodeId::FromBytes(found->blocks(0).node_ids().substr(16 * i, 16)),
-                           raw[i], std::span(text.tokens).subspan(16 * i, 16), 16 * i});
-      }
-      EXPECT_TRUE(reader->Fetch(model_, targets, {.min_quality = Quality::kSmall}).all_loaded());
-      if (first.empty()) first = raw;
-      EXPECT_EQ(raw, first);
-    }
+    const Fetched decoded_there = Fetch(*Connect(Coding::kServer, 2), text);
+    EXPECT_EQ(Fetch(*Connect(Coding::kInProcess, 2), text).raw, decoded_there.raw);
   }
 
-  const ModelSpec spec_;
-  const std::vector<std::byte> profile_;
-  ServerProcess server_;
-  ModelId model_;
-  std::unique_ptr<Client> writer_;
-  std::vector<SyntheticText> texts_;
+  const std::unique_ptr<Client> writer_ = Connect(Coding::kInProcess, 2);
 };
 
 TEST_F(PutReferencesTest, BlocksAreCodedAgainstWhatIsStoredFiner) {
