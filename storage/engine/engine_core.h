@@ -486,10 +486,6 @@ class Engine::Core {
   // A frame came into a node's row, or left it.
   void CountFrame(NodeRef ref, const RungRow& rung) ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
   void UncountFrame(NodeRef ref, const RungRow& rung) ABSL_EXCLUSIVE_LOCKS_REQUIRED(index_mutex_);
-  // Held by a lease, a pin or a put, or by frames that were coded against its own.
-  bool MustStay(NodeRef ref) const ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-    return holds_.IsHeld(ref) || references_.IsReferenced(index_.node(ref).id);
-  }
   // That what others were coded against is not among what makes way; they are coded anew then.
   absl::Status CheckNotNeeded(const PublishItem& item, const PendingNode& node)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);

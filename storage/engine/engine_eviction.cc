@@ -18,12 +18,21 @@ constexpr std::uint64_t kFramelessBytes = 4096;
 }  // namespace
 
 std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes, std::uint64_t nodes) {
-  return retention_.ChooseVictims(
-      bytes, nodes, NowSeconds(),
-      [this](const IndexNode& node) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-        return node.has_frame() ? PayloadLocation::DiskBytes(StoredBytes(node)) : kFramelessBytes;
-      },
-      [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) { return MustStay(ref); });
+  const auto choose = [&](bool keep_references) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+    return retention_.ChooseVictims(
+        bytes, nodes, NowSeconds(),
+        [this](const IndexNode& node) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+          return node.has_frame() ? PayloadLocation::DiskBytes(StoredBytes(node)) : kFramelessBytes;
+        },
+        [this, keep_references](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+          return holds_.IsHeld(ref) ||
+                 (keep_references && references_.IsReferenced(index_.node(ref).id));
+        });
+  };
+  std::vector<NodeRef> victims = choose(/*keep_references=*/true);
+  // Leaves that are all references of one another's paths would fill the store for good.
+  if (victims.empty() && references_.size() > 0) victims = choose(/*keep_references=*/false);
+  return victims;
 }
 
 // Nodes with a second frame whose loss costs least: what is left of them still serves.
@@ -92,10 +101,13 @@ absl::StatusOr<std::uint64_t> Engine::Core::Evict(std::uint64_t bytes, std::uint
     bytes -= freed_bytes;
   }
   std::vector<NodeRef> victims;
+  std::vector<TrieNodeId> members;
   {
     absl::ReaderMutexLock lock(&index_mutex_);
     victims = ChooseVictims(bytes, nodes);
+    members = MembersOutside(victims);
   }
+  DropMemberFrames(members);
   DeletedCount count;
   KV_RETURN_IF_ERROR(Unlink(victims, RemovalReason::kEvicted, &count));
   freed_bytes += count.bytes;

@@ -244,6 +244,50 @@ TEST_F(EngineReferencesTest, AReferenceIsNotEvictedBeforeItsMembers) {
   ExpectSound();
 }
 
+// The last block of each path is what the first one of the other path was coded against.
+TEST_F(EngineReferencesTest, PathsThatAreReferencesOfOneAnotherAreEvictedWhereNothingElseIs) {
+  options_.index_bytes_max = std::uint64_t{1} << 20;
+  OpenWithProfile();
+  constexpr std::uint32_t kBlocks = 2000;
+  const std::vector<TokenId> texts[] = {SessionTokens(1, kBlocks * kTestBlockTokens),
+                                        SessionTokens(2, kBlocks * kTestBlockTokens)};
+  const auto put_first = [&](int path, int other) {
+    const auto last = ReferenceTo(PathOf(texts[other]), kBlocks - 1, Fine());
+    PutAnnouncement put;
+    put.path = PathOf(std::span(texts[path]).first(kTestBlockTokens));
+    put.quality = Quality::kHigh;
+    put.references = {{last.node, Rung::kCoded}};
+    const auto results = PutFrames(put, Referenced(Quality::kHigh, {last}));
+    ASSERT_EQ(results.size(), 1u);
+    ASSERT_TRUE(results[0].ok()) << results[0].status();
+  };
+  const auto put_rest = [&](int path) {
+    PutAnnouncement put;
+    put.path = PathOf(texts[path]);
+    put.first_block = 1;
+    put.quality = Quality::kNearExact;
+    for (const auto& result : PutFrames(put, Fine())) ASSERT_TRUE(result.ok()) << result.status();
+  };
+  MustPutFrames(PathOf(std::span(texts[0]).first(kTestBlockTokens)), Residual(Quality::kSmall));
+  put_rest(0);
+  put_first(1, 0);
+  put_rest(1);
+  put_first(0, 1);
+  ASSERT_FALSE(HasFatalFailure());
+  AwaitNoOpenPuts();
+
+  // One long path has no other leaf.
+  constexpr std::uint32_t kLongest = 10'000;
+  const std::vector<TokenId> tokens = SessionTokens(3, kLongest * kTestBlockTokens);
+  for (std::uint32_t blocks = 500; blocks <= kLongest && engine_->Stats().lost_members_total == 0;
+       blocks += 500) {
+    MustPut(std::span(tokens).first(blocks * kTestBlockTokens));
+    ASSERT_FALSE(HasFatalFailure()) << blocks;
+  }
+  EXPECT_GT(engine_->Stats().lost_members_total, 0u);
+  ExpectSound();
+}
+
 TEST_F(EngineReferencesTest, MembersAreCodedAnewBeforeTheirReferenceIsDeleted) {
   OpenAndPut();
   ASSERT_TRUE(engine_->Delete(tenant_, SelectionOf(Original())).ok());
