@@ -519,6 +519,7 @@ std::vector<std::size_t> Client::DecodeMembers(const ModelId& model, const Known
   std::vector<MemberFrame> members = decoding->TakeMembers();
   if (members.empty()) return {};
   const std::size_t count = members.size();
+  const auto began = std::chrono::steady_clock::now();
   MemberDecoding member_decoding(
       known.spec, targets,
       [decoding](const ProfileId& profile) { return decoding->CodecOfProfile(profile); },
@@ -534,6 +535,12 @@ std::vector<std::size_t> Client::DecodeMembers(const ModelId& model, const Known
     failed.push_back(member_decoding.target(member));
   }
   stats_.decoded_blocks.fetch_add(count - failed.size(), std::memory_order_relaxed);
+  // That references had to come first is part of what members cost.
+  const auto now = std::chrono::steady_clock::now();
+  const auto tokens = static_cast<double>(count * known.geometry.block_tokens());
+  absl::MutexLock lock(&mutex_);
+  load_rates_.Decoded(CodecId::kReferenced, tokens,
+                      std::chrono::duration<double>(now - began).count(), now);
   return failed;
 }
 
@@ -640,6 +647,8 @@ absl::StatusOr<LoadPlan> Client::PlanLoad(const ModelId& model, const v1::Lookup
   }
   load.server_decodes = fetch.form == BlockForm::kRaw && (options_.coding == Coding::kServer ||
                                                           fetch.min_quality == Quality::kExact);
+  // As Fetch asks for them: members have no layers, and readers of frames want such as stand alone.
+  load.server_decodes_members = fetch.on_layer != nullptr || fetch.form == BlockForm::kFrame;
   if (fetch.form == BlockForm::kFrame) load.decode_seconds_per_token = {};
   return kvtrie::PlanLoad(runs, prompt, load, prefill);
 }

@@ -14,7 +14,8 @@ struct BlockCost {
 BlockCost CostOf(const v1::BlockRun& run, const PlannedPrompt& prompt, const LoadCost& load) {
   const auto codec = static_cast<CodecId>(run.codec());
   const bool is_sent_raw =
-      codec != CodecId::kRaw && (load.server_decodes || codec == CodecId::kReferenced);
+      codec != CodecId::kRaw &&
+      (load.server_decodes || (codec == CodecId::kReferenced && load.server_decodes_members));
   const double blocks = run.block_count();
   const double bytes = is_sent_raw ? static_cast<double>(prompt.raw_block_bytes)
                                    : static_cast<double>(run.bytes()) / blocks;

@@ -29,6 +29,8 @@ struct LoadCost {
   std::array<double, std::size(kAllCodecs)> decode_seconds_per_token{};
   // The server decodes: raw KV travels.
   bool server_decodes = false;
+  // Of blocks that were coded against others, raw KV travels whoever decodes the rest.
+  bool server_decodes_members = false;
 
   double& DecodeSecondsPerToken(CodecId codec) {
     return decode_seconds_per_token[static_cast<std::size_t>(codec) - 1];

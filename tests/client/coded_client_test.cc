@@ -710,6 +710,19 @@ TEST_F(MemberClientTest, AReaderDecodesWhatWasCodedAgainstOthersAndKeepsThese) {
   EXPECT_LT(reader->stats().fetched_bytes - bytes, bytes);
   // Layer by layer, the server decodes them.
   EXPECT_EQ(FetchAll(*reader, /*in_layers=*/true), expected);
+
+  // What loading will cost is reckoned with what each way was measured to cost.
+  const std::vector<TokenId>& tokens = texts_.back().tokens;
+  const auto found =
+      reader->Lookup(model_, tokens, {.min_quality = Quality::kSmall, .want_runs = true});
+  ASSERT_TRUE(found.ok()) << found.status();
+  FetchOptions fetch{.min_quality = Quality::kSmall};
+  const auto whole = reader->PlanLoad(model_, *found, tokens.size(), fetch);
+  fetch.on_layer = [](std::uint32_t, auto) {};
+  const auto by_layers = reader->PlanLoad(model_, *found, tokens.size(), fetch);
+  ASSERT_TRUE(whole.ok() && by_layers.ok()) << whole.status() << by_layers.status();
+  EXPECT_GT(whole->load_seconds, 0);
+  EXPECT_NE(whole->load_seconds, by_layers->load_seconds);
 }
 
 TEST_F(MemberClientTest, WhatWasKeptOfYesterdayIsFetchedAnew) {

@@ -73,10 +73,16 @@ TEST(LoadPlanTest, WhoDecodesDecidesWhatTravelsAndWhoseTimeItIs) {
   EXPECT_NEAR(Plan(coded, kPrompt, load, prefill).load_seconds, 10.0, 1e-9);  // 3 + 7, and 10 bytes
   load.seconds_per_byte = 0.002;
   EXPECT_NEAR(Plan(coded, kPrompt, load, prefill).load_seconds, 20.0, 1e-9);
-  // What was coded against others is decoded by the server whatever happens.
+  // What was coded against others may be the server's to decode, the rest not.
   load.server_decodes = false;
+  load.server_decodes_members = true;
   const std::vector<v1::BlockRun> referenced = {RunOf(0, 10, CodecId::kReferenced, 100, 3, 37)};
   EXPECT_NEAR(Plan(referenced, kPrompt, load, prefill).load_seconds, 40.0, 1e-9);
+  EXPECT_NEAR(Plan(coded, kPrompt, load, prefill).load_seconds, 100 * 0.002 + 100 * 0.5, 1e-9);
+  load.server_decodes_members = false;
+  load.DecodeSecondsPerToken(CodecId::kReferenced) = 0.25;
+  EXPECT_NEAR(Plan(referenced, kPrompt, load, prefill).load_seconds, 100 * 0.002 + 100 * 0.25,
+              1e-9);
 }
 
 TEST(LoadPlanTest, IsTheBestOfAllThatCouldBe) {
@@ -104,7 +110,9 @@ TEST(LoadPlanTest, IsTheBestOfAllThatCouldBe) {
     }
     const PlannedPrompt prompt{
         .tokens = blocks.size() * 10 + random() % 100, .block_tokens = 10, .raw_block_bytes = 1000};
-    LoadCost load{.seconds_per_byte = draw(3e-5), .server_decodes = random() % 2 == 0};
+    LoadCost load{.seconds_per_byte = draw(3e-5),
+                  .server_decodes = random() % 2 == 0,
+                  .server_decodes_members = random() % 2 == 0};
     for (const CodecId codec : kAllCodecs) load.DecodeSecondsPerToken(codec) = draw(0.002);
     const PrefillCost prefill{draw(0.002), draw(2e-5)};
     if (!prefill.is_known()) continue;
@@ -116,7 +124,9 @@ TEST(LoadPlanTest, IsTheBestOfAllThatCouldBe) {
       for (std::size_t i = 0; i < n; ++i) {
         const Block& block = blocks[i];
         const bool raw = block.codec == CodecId::kRaw;
-        const bool by_server = !raw && (load.server_decodes || block.codec == CodecId::kReferenced);
+        const bool by_server =
+            !raw && (load.server_decodes ||
+                     (block.codec == CodecId::kReferenced && load.server_decodes_members));
         server += block.read + (by_server ? block.decode : 0);
         client += load.seconds_per_byte * (by_server ? 1000 : block.bytes);
         if (!raw && !by_server) client += 10 * load.DecodeSecondsPerToken(block.codec);
