@@ -51,7 +51,9 @@ TEST(ReferenceCountsTest, AgreesWithAPlainList) {
       members.erase(found);
     } else {
       std::set<std::uint8_t> numbers;
-      while (numbers.size() < 1 + random() % 5) numbers.insert(100 + random() % 20);
+      while (numbers.size() < 1 + random() % 5) {
+        numbers.insert(static_cast<std::uint8_t>(100 + random() % 20));
+      }
       auto& references = members[member];
       for (const std::uint8_t number : numbers) {
         references.push_back({Id(number), random() % 2 == 0 ? Rung::kCoded : Rung::kExact});
