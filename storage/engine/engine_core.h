@@ -544,11 +544,11 @@ class Engine::Core {
   // Members of these nodes that are not among them.
   std::vector<TrieNodeId> MembersOutside(std::span<const NodeRef> refs) const
       ABSL_SHARED_LOCKS_REQUIRED(index_mutex_);
-  // Codes members anew, without what they were coded against. Those for which that fails keep what
-  // they have.
-  void Detach(std::span<const TrieNodeId> members);
+  // Codes a member anew, without what it was coded against. If that fails it keeps what it has.
+  void Detach(const TrieNodeId& member);
+  absl::Status TryDetach(const TrieNodeId& member);
+  // Some of those that wait for it.
   void DetachQueued();
-  absl::Status DetachOne(const TrieNodeId& member);
   // Drops what members were coded to: its references are about to go.
   void DropMemberFrames(std::span<const TrieNodeId> members)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
@@ -703,7 +703,7 @@ class Engine::Core {
   absl::Mutex syncing_mutex_;  // one sync at a time
 
   // Members whose references are in the way of something.
-  std::vector<TrieNodeId> to_detach_ ABSL_GUARDED_BY(change_mutex_);
+  std::set<TrieNodeId> to_detach_ ABSL_GUARDED_BY(change_mutex_);
   std::uint64_t frame_random_ ABSL_GUARDED_BY(change_mutex_) = 1;
   NodeRef two_frame_hand_ ABSL_GUARDED_BY(change_mutex_) = 1;  // where the search for them goes on
   bool ballast_there_ ABSL_GUARDED_BY(change_mutex_) = false;

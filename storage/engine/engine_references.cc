@@ -1,6 +1,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 #include <string>
@@ -24,6 +25,8 @@ namespace {
 // blocks at the level cost that are coded alone, and a block that is coded against it next to
 // nothing (QUALITY.md): with three places in all, it is paid for.
 constexpr std::uint32_t kPlacesOfReferences = 2;
+// What one round of maintenance may spend on coding members anew: syncs wait for it.
+constexpr std::chrono::seconds kDetachTimePerRound{1};
 
 }  // namespace
 
@@ -380,7 +383,7 @@ absl::Status Engine::Core::CheckNotNeeded(const PublishItem& item, const Pending
   for (const RungRow& dropped : node.dropped) {
     if (!references_.IsReferenced(node.id, dropped.rung)) continue;
     const std::vector<TrieNodeId> members = references_.MembersOf(node.id);
-    to_detach_.insert(to_detach_.end(), members.begin(), members.end());
+    to_detach_.insert(members.begin(), members.end());
     return absl::UnavailableError(
         absl::StrCat("block ", item.block,
                      ": others were coded against the frame that this one takes the place of; they "
@@ -390,12 +393,17 @@ absl::Status Engine::Core::CheckNotNeeded(const PublishItem& item, const Pending
 }
 
 void Engine::Core::DetachQueued() {
-  std::vector<TrieNodeId> members;
+  const Clock::Duration until = clock_.Monotonic() + kDetachTimePerRound;
+  std::set<TrieNodeId> members;
   {
     absl::MutexLock change(&change_mutex_);
     members.swap(to_detach_);
   }
-  Detach(members);
+  while (!members.empty() && clock_.Monotonic() < until) {
+    Detach(members.extract(members.begin()).value());
+  }
+  absl::MutexLock change(&change_mutex_);
+  to_detach_.merge(members);
 }
 
 std::vector<TrieNodeId> Engine::Core::MembersOutside(std::span<const NodeRef> refs) const {
@@ -413,18 +421,16 @@ std::vector<TrieNodeId> Engine::Core::MembersOutside(std::span<const NodeRef> re
   return members;
 }
 
-void Engine::Core::Detach(std::span<const TrieNodeId> members) {
-  for (const TrieNodeId& member : members) {
-    if (const absl::Status status = DetachOne(member); !status.ok()) {
-      spdlog::info("block {}: could not be coded without what it was coded against: {}",
-                   member.ToHex(), std::string(status.message()));
-    }
+void Engine::Core::Detach(const TrieNodeId& member) {
+  if (const absl::Status status = TryDetach(member); !status.ok()) {
+    spdlog::info("block {}: could not be coded without what it was coded against: {}",
+                 member.ToHex(), std::string(status.message()));
   }
 }
 
 // What was restored from a lossy frame is coded at the finest level that there is, so that it loses
 // next to nothing a second time; it is served at what it was served at before.
-absl::Status Engine::Core::DetachOne(const TrieNodeId& member) {
+absl::Status Engine::Core::TryDetach(const TrieNodeId& member) {
   if (codec_ == nullptr) return absl::FailedPreconditionError("this server has no codecs");
   StoredPath path;
   StoredFrame frame;

@@ -15,7 +15,7 @@ namespace {
 
 // Session rows looked at in one round of maintenance.
 constexpr std::size_t kSessionsPerRound = 1024;
-// How long an ended block waits for those that were coded against it.
+// How long a block that ends, or is deleted, waits for those that were coded against it.
 constexpr std::uint32_t kDetachSecondsMax = 60;
 
 }  // namespace
@@ -263,8 +263,9 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
     KV_ASSIGN_OR_RETURN(other_ends, EndsOfOtherSessions(tenant, selection.session_id, path));
   }
 
-  // What others outside were coded against goes once they are coded anew; if some cannot be, they
-  // go too.
+  // What others outside were coded against goes once they are coded anew; those that cannot be, or
+  // not in time, go too.
+  const Clock::Duration until = clock_.Monotonic() + std::chrono::seconds(kDetachSecondsMax);
   for (bool is_last = false;; is_last = true) {
     std::vector<TrieNodeId> members;
     {
@@ -281,7 +282,10 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
         break;
       }
     }
-    Detach(members);
+    for (const TrieNodeId& member : members) {
+      if (clock_.Monotonic() >= until) break;
+      Detach(member);
+    }
   }
   if (!selection.session_id.empty()) {
     absl::MutexLock change(&change_mutex_);
@@ -393,7 +397,7 @@ void Engine::Core::ExpireNodes() {
       const std::vector<TrieNodeId> members = MembersOutside(subtree);
       if (!members.empty() && now < index_.node(root).expires_seconds + kDetachSecondsMax) {
         later.emplace_back(now + 1, id);
-        to_detach_.insert(to_detach_.end(), members.begin(), members.end());
+        to_detach_.insert(members.begin(), members.end());
         continue;
       }
       lost_members.insert(lost_members.end(), members.begin(), members.end());

@@ -25,17 +25,34 @@ class EngineReferencesTest : public CodedFixture {
     OpenWithProfile();
     MustPutFrames(Original(), Fine());
     if (!with_member) return;
-    MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Residual(Quality::kHigh));
-    const auto results = PutMember({ReferenceTo(Original(), 1, Fine())});
+    MustPutCopy(copy_);
+  }
+  void MustPutCopy(std::span<const TokenId> tokens) {
+    MustPutFrames(PathOf(tokens.first(kTestBlockTokens)), Residual(Quality::kHigh));
+    const auto results = PutMember({ReferenceTo(Original(), 1, Fine())}, tokens);
     ASSERT_EQ(results.size(), 1u);
     ASSERT_TRUE(results[0].ok()) << results[0].status();
     AwaitNoOpenPuts();
   }
+  // Three copies; coding one of them anew takes so long.
+  void OpenAndPutCopies(std::chrono::seconds each) {
+    OpenAndPut();
+    for (const std::uint64_t seed : {3, 4}) MustPutCopy(SessionTokens(seed, 2 * kTestBlockTokens));
+    fake_codec_->refuse = [this, each](std::uint32_t) {
+      clock_.Advance(each);
+      return false;
+    };
+  }
   // Of the second block of the copy.
   PutResults PutMember(const std::vector<FrameReference>& references, Rung rung = Rung::kCoded,
                        bool offer = true) {
+    return PutMember(references, copy_, rung, offer);
+  }
+  PutResults PutMember(const std::vector<FrameReference>& references,
+                       std::span<const TokenId> tokens, Rung rung = Rung::kCoded,
+                       bool offer = true) {
     PutAnnouncement put;
-    put.path = Copy();
+    put.path = PathOf(tokens);
     put.quality = Quality::kHigh;
     for (const FrameReference& reference : references) {
       if (offer) put.references.push_back({reference.node, rung});
@@ -303,6 +320,32 @@ TEST_F(EngineReferencesTest, MembersAreCodedAnewBeforeTheirReferenceIsDeleted) {
   ExpectSound();
   Reopen();
   EXPECT_EQ(LookupAt(Copy(), Quality::kHigh).matched_blocks, 2u);
+}
+
+TEST_F(EngineReferencesTest, ADeleteDoesNotWaitForeverForMembers) {
+  OpenAndPutCopies(std::chrono::seconds(40));
+  ASSERT_TRUE(engine_->Delete(tenant_, SelectionOf(Original())).ok());
+  EXPECT_EQ(LookupAt(Original(), Quality::kUnrated).matched_blocks, 1u);
+  EXPECT_EQ(engine_->Stats().detached_blocks_total, 2u);
+  EXPECT_EQ(engine_->Stats().lost_members_total, 1u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, MaintenanceCodesAFewMembersAtATime) {
+  OpenAndPutCopies(std::chrono::seconds(2));
+  ASSERT_TRUE(
+      engine_->SetRetention(tenant_, SelectionOf(Original()), {.ttl = std::chrono::seconds(10)})
+          .ok());
+  clock_.Advance(std::chrono::seconds(11));
+  for (std::uint64_t round = 1; round <= 3; ++round) {
+    engine_->RunMaintenance();
+    EXPECT_EQ(engine_->Stats().detached_blocks_total, round);
+    EXPECT_EQ(engine_->Stats().node_count, 8u);
+  }
+  engine_->RunMaintenance();
+  EXPECT_EQ(engine_->Stats().node_count, 6u);
+  EXPECT_EQ(engine_->Stats().lost_members_total, 0u);
+  ExpectSound();
 }
 
 TEST_F(EngineReferencesTest, AMemberThatCannotBeCodedAnewGoesToo) {
