@@ -549,8 +549,10 @@ class Engine::Core {
   absl::Status TryDetach(const TrieNodeId& member);
   // Some of those that wait for it.
   void DetachQueued();
+  // The frame that was coded against others; of a node that is no member none.
+  std::optional<StoredFrame> MemberFrame(const TrieNodeId& member);
   // Drops what members were coded to: its references are about to go.
-  void DropMemberFrames(std::span<const TrieNodeId> members)
+  absl::Status DropMemberFrames(std::span<const TrieNodeId> members)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
 
   // engine_eviction.cc
@@ -592,7 +594,7 @@ class Engine::Core {
   // Counts, logs and unlinks a frame that failed its check with `why`.
   void OnDamagedFrame(const StoredFrame& frame, const absl::Status& why);
   void DropDamagedFrame(const StoredFrame& frame);
-  void DropFrame(const StoredFrame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  absl::Status DropFrame(const StoredFrame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
   void ExpireNodes();
   void DropEndedPins();
   void SweepSessions();

@@ -46,9 +46,12 @@ std::vector<NodeRef> Engine::Core::ChooseTwoFrameNodes(std::uint64_t bytes) {
   const absl::flat_hash_set<NodeRef> held = HeldPaths();
   absl::flat_hash_set<NodeRef> taken;
   const std::uint32_t now = NowSeconds();
+  const auto other_rung = [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+    return RungOf(index_.node(ref).codec()) == Rung::kExact ? Rung::kCoded : Rung::kExact;
+  };
   const auto is_candidate = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
     return index_.alive(ref) && index_.node(ref).has_other() && !held.contains(ref) &&
-           !taken.contains(ref) && !references_.IsReferenced(index_.node(ref).id);
+           !taken.contains(ref) && !references_.IsReferenced(index_.node(ref).id, other_rung(ref));
   };
   std::uint64_t total_bytes = 0;
   for (; total_bytes < bytes && left > 0; --left) {
@@ -107,7 +110,7 @@ absl::StatusOr<std::uint64_t> Engine::Core::Evict(std::uint64_t bytes, std::uint
     victims = ChooseVictims(bytes, nodes);
     members = MembersOutside(victims);
   }
-  DropMemberFrames(members);
+  KV_RETURN_IF_ERROR(DropMemberFrames(members));
   DeletedCount count;
   KV_RETURN_IF_ERROR(Unlink(victims, RemovalReason::kEvicted, &count));
   freed_bytes += count.bytes;

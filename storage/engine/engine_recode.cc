@@ -347,9 +347,10 @@ std::size_t Engine::Core::RecodeNext() {
   if (!task) task = FindRecodeAgainTask();
   if (!task) return 0;
   const absl::Status status = Recode(*task);
-  // These say nothing of the blocks: the store is full or drains, or the profile is on its way out.
+  // These say nothing of the blocks: the store is full or drains, the profile is on its way out, or
+  // part of the path has gone meanwhile.
   if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status) ||
-      absl::IsFailedPrecondition(status)) {
+      absl::IsFailedPrecondition(status) || absl::IsNotFound(status)) {
     return 0;
   }
   // What is not coded now never will be.

@@ -262,9 +262,16 @@ Engine::Core::RepeatedText Engine::Core::FindRepeated(const StoredPath& path,
           ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
             // The blocks of which a run holds more than half.
             const auto blocks_of = [block_tokens](const TextRun& run) {
-              const std::uint32_t half = block_tokens / 2;
-              return std::pair((run.first_token + block_tokens - half - 1) / block_tokens,
-                               (run.end() + block_tokens - half - 1) / block_tokens);
+              const auto holds = [&](std::uint32_t block) {
+                const std::uint32_t begin = std::max(run.first_token, block * block_tokens);
+                const std::uint32_t end = std::min(run.end(), (block + 1) * block_tokens);
+                return 2 * (end - begin) > block_tokens;
+              };
+              std::uint32_t begin = run.first_token / block_tokens;
+              std::uint32_t end = (run.end() + block_tokens - 1) / block_tokens;
+              if (begin < end && !holds(begin)) ++begin;
+              if (begin < end && !holds(end - 1)) --end;
+              return std::pair(begin, end);
             };
             std::map<std::uint32_t, std::uint32_t> places;  // by block
             for (const TextRun& run : runs) {
@@ -432,19 +439,26 @@ void Engine::Core::Detach(const TrieNodeId& member) {
 // next to nothing a second time; it is served at what it was served at before.
 absl::Status Engine::Core::TryDetach(const TrieNodeId& member) {
   if (codec_ == nullptr) return absl::FailedPreconditionError("this server has no codecs");
+  const std::optional<StoredFrame> found = MemberFrame(member);
+  if (!found) return absl::OkStatus();
+  const StoredFrame& frame = *found;
   StoredPath path;
-  StoredFrame frame;
   ProfileId profile;
+  bool has_smaller;
   {
     absl::ReaderMutexLock lock(&index_mutex_);
     const NodeRef ref = index_.FindById(member);
-    if (ref == 0 || index_.node(ref).codec() != CodecId::kReferenced) return absl::OkStatus();
+    if (ref == 0) return absl::OkStatus();
+    has_smaller = index_.node(ref).codec() != CodecId::kReferenced;
     if (!models_.contains(index_.node(ref).model)) {
       return absl::FailedPreconditionError("its model is not registered");
     }
     path = PathTo(ref);
-    frame = FrameInIndex(index_.node(ref));
     profile = profiles_->NewestFor(path.registered->codec_key);
+  }
+  if (has_smaller) {
+    absl::MutexLock change(&change_mutex_);
+    return DropFrame(frame);
   }
   const auto info = profiles_->Find(profile);
   if (!info) return absl::FailedPreconditionError("there is no profile for its model");
@@ -480,18 +494,37 @@ absl::Status Engine::Core::TryDetach(const TrieNodeId& member) {
   return absl::OkStatus();
 }
 
-void Engine::Core::DropMemberFrames(std::span<const TrieNodeId> members) {
-  for (const TrieNodeId& member : members) {
-    StoredFrame frame;
-    {
-      absl::ReaderMutexLock lock(&index_mutex_);
-      const NodeRef ref = index_.FindById(member);
-      if (ref == 0 || index_.node(ref).codec() != CodecId::kReferenced) continue;
-      frame = FrameInIndex(index_.node(ref));
-    }
-    counters_.lost_members.fetch_add(1, std::memory_order_relaxed);
-    DropFrame(frame);
+std::optional<StoredFrame> Engine::Core::MemberFrame(const TrieNodeId& member) {
+  TenantId tenant;
+  std::uint64_t raw_frame_bytes;
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    const NodeRef ref = index_.FindById(member);
+    if (ref == 0) return std::nullopt;
+    const IndexNode& node = index_.node(ref);
+    if (node.codec() == CodecId::kReferenced) return FrameInIndex(node);
+    if (!references_.IsMember(member)) return std::nullopt;
+    tenant = index_.model(node.model).tenant;
+    raw_frame_bytes = RawFrameBytes(node.model);
   }
+  // Its exact frame is smaller still.
+  const auto row = ReadRow(tenant, member);
+  if (!row.ok()) return std::nullopt;
+  for (const RungRow& rung : row->rungs) {
+    if (rung.codec != CodecId::kReferenced) continue;
+    return FrameInRow(member, *row, rung, raw_frame_bytes);
+  }
+  return std::nullopt;
+}
+
+absl::Status Engine::Core::DropMemberFrames(std::span<const TrieNodeId> members) {
+  for (const TrieNodeId& member : members) {
+    const std::optional<StoredFrame> frame = MemberFrame(member);
+    if (!frame) continue;
+    counters_.lost_members.fetch_add(1, std::memory_order_relaxed);
+    KV_RETURN_IF_ERROR(DropFrame(*frame));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace kvtrie

@@ -277,7 +277,7 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
         members = MembersOutside(refs);
       }
       if (members.empty() || is_last) {
-        DropMemberFrames(members);
+        KV_RETURN_IF_ERROR(DropMemberFrames(members));
         KV_RETURN_IF_ERROR(Unlink(refs, RemovalReason::kDeleted, &count));
         break;
       }
@@ -323,11 +323,12 @@ void Engine::Core::DropDamagedFrame(const StoredFrame& frame) {
       members = references_.MembersOf(frame.node);
     }
   }
-  DropFrame(frame);
-  DropMemberFrames(members);
+  // What could not be written is found damaged, or to name what is gone, again.
+  DropFrame(frame).IgnoreError();
+  DropMemberFrames(members).IgnoreError();
 }
 
-void Engine::Core::DropFrame(const StoredFrame& frame) {
+absl::Status Engine::Core::DropFrame(const StoredFrame& frame) {
   NodeRef ref;
   TenantId tenant;
   bool is_leaf;
@@ -335,10 +336,10 @@ void Engine::Core::DropFrame(const StoredFrame& frame) {
   {
     absl::ReaderMutexLock lock(&index_mutex_);
     ref = index_.FindById(frame.node);
-    if (ref == 0) return;
+    if (ref == 0) return absl::OkStatus();
     const IndexNode& node = index_.node(ref);
     is_in_index = node.has_frame() && LocationOf(node.frame) == frame.at;
-    if (!is_in_index && !node.has_other()) return;
+    if (!is_in_index && !node.has_other()) return absl::OkStatus();
     tenant = index_.model(node.model).tenant;
     is_leaf = node.is_leaf();
   }
@@ -346,11 +347,10 @@ void Engine::Core::DropFrame(const StoredFrame& frame) {
   const auto bad = std::find_if(old_rungs.begin(), old_rungs.end(), [&frame](const RungRow& rung) {
     return LocationOf(rung) == frame.at;
   });
-  if (bad == old_rungs.end()) return;
+  if (bad == old_rungs.end()) return absl::OkStatus();
   if (is_leaf && old_rungs.size() == 1) {
     DeletedCount count;
-    Unlink({ref}, RemovalReason::kCorrupt, &count).IgnoreError();
-    return;
+    return Unlink({ref}, RemovalReason::kCorrupt, &count);
   }
   // What hangs on it is good, and useful again once somebody puts this block again.
   NodeFrames frames;
@@ -359,7 +359,7 @@ void Engine::Core::DropFrame(const StoredFrame& frame) {
                   [&frame](const RungRow& rung) { return LocationOf(rung) == frame.at; });
     MetaBatch batch(tenant);
     batch.Put(MetaTable::kNodes, NodeRowKey{tenant, frame.node}.Encode(), row->Encode());
-    if (!WriteMeta(batch).ok()) return;
+    KV_RETURN_IF_ERROR(WriteRemoval(batch));
     frames = FramesOf(*row);
   }
   {
@@ -368,6 +368,7 @@ void Engine::Core::DropFrame(const StoredFrame& frame) {
     UncountFrame(ref, *bad);
   }
   FreeLater({frame.at});
+  return absl::OkStatus();
 }
 
 void Engine::Core::ExpireNodes() {
@@ -379,6 +380,9 @@ void Engine::Core::ExpireNodes() {
   {
     absl::MutexLock lock(&index_mutex_);
     const std::uint32_t now = NowSeconds();
+    const auto has_ended = [&](const TrieNodeId& member) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+      return index_.node(index_.FindById(member)).expired(now);
+    };
     absl::flat_hash_set<NodeRef> taken;
     std::optional<absl::flat_hash_set<NodeRef>> held_paths;
     while (!expiries_.empty() && expiries_.top().first <= now) {
@@ -394,22 +398,22 @@ void Engine::Core::ExpireNodes() {
       std::vector<NodeRef> subtree;
       CollectSubtree(root, &subtree);
       // What others were coded against goes once they are coded anew, or had time enough to be.
-      const std::vector<TrieNodeId> members = MembersOutside(subtree);
+      std::vector<TrieNodeId> members = MembersOutside(subtree);
+      std::erase_if(members, has_ended);
       if (!members.empty() && now < index_.node(root).expires_seconds + kDetachSecondsMax) {
         later.emplace_back(now + 1, id);
         to_detach_.insert(members.begin(), members.end());
         continue;
       }
-      lost_members.insert(lost_members.end(), members.begin(), members.end());
       roots.emplace_back(now + 1, id);
       for (const NodeRef ref : subtree) {
         if (taken.insert(ref).second) refs.push_back(ref);
       }
     }
+    lost_members = MembersOutside(refs);
   }
-  DropMemberFrames(lost_members);
   DeletedCount count;
-  if (!Unlink(refs, RemovalReason::kExpired, &count).ok()) {
+  if (!DropMemberFrames(lost_members).ok() || !Unlink(refs, RemovalReason::kExpired, &count).ok()) {
     later.insert(later.end(), roots.begin(), roots.end());  // tried again
   }
   absl::MutexLock lock(&index_mutex_);

@@ -18,14 +18,16 @@ absl::Status Engine::Core::SyncAndFree() {
   dirty_ = false;
   // Payload first: a row that is durable names payload that is.
   absl::Status status = payload_->Sync();
-  if (status.ok()) status = meta_->Sync();
+  const bool payload_is_durable = status.ok();
+  if (payload_is_durable) status = meta_->Sync();
   if (absl::IsResourceExhausted(status)) {
     bool dropped;
     {
       absl::MutexLock change(&change_mutex_);
       dropped = DropBallast();
     }
-    if (dropped) status = meta_->Sync();
+    // A file system that could not write something says so once, and nothing of it afterwards.
+    if (dropped && payload_is_durable) status = meta_->Sync();
   }
   counters_.syncs.fetch_add(1, std::memory_order_relaxed);
   SetDegraded(Degradation::kNotSynced, !status.ok());

@@ -398,6 +398,58 @@ TEST_F(EngineReferencesTest, AnEndedReferenceDoesNotWaitForever) {
   ExpectSound();
 }
 
+// As after a stop of the server that took longer than ended references wait.
+TEST_F(EngineReferencesTest, ReferencesAndMembersMayEndTogetherAndBeFoundLate) {
+  for (const bool with_leaf : {true, false}) {
+    SCOPED_TRACE(with_leaf);
+    engine_.reset();
+    OpenAndPut();
+    const std::vector<TokenId> longer = [&] {
+      std::vector<TokenId> tokens = copy_;
+      tokens.resize(3 * kTestBlockTokens, 7);
+      return tokens;
+    }();
+    if (!with_leaf) MustPut(longer);
+    for (const PathView& path : {Original(), PathOf(with_leaf ? copy_ : longer)}) {
+      ASSERT_TRUE(
+          engine_->SetRetention(tenant_, SelectionOf(path), {.ttl = std::chrono::seconds(8)}).ok());
+    }
+    Reopen();
+    clock_.Advance(std::chrono::seconds(80));
+    engine_->RunMaintenance();
+    EXPECT_EQ(engine_->Stats().node_count, 0u);
+    ExpectSound();
+  }
+}
+
+TEST_F(EngineReferencesTest, ReferencesThatEndDoNotWaitForMembersThatHaveEnded) {
+  OpenAndPut();
+  for (const PathView& path : {Original(), Copy()}) {
+    ASSERT_TRUE(
+        engine_->SetRetention(tenant_, SelectionOf(path), {.ttl = std::chrono::seconds(8)}).ok());
+  }
+  clock_.Advance(std::chrono::seconds(9));
+  engine_->RunMaintenance();
+  EXPECT_EQ(engine_->Stats().node_count, 0u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, TheExactFrameOfAReferenceMakesWayBeforeBlocksDo) {
+  options_.disk_limit_bytes = std::uint64_t{64} << 20;
+  spec_.kv_groups.front().layer_runs.front().layer_count = 64;  // 128 KiB per block
+  OpenWithProfile();
+  MustPutFrames(Original(), Fine());
+  MustPut(original_);
+  MustPutCopy(copy_);
+  ASSERT_EQ(LookupAt(Original(), Quality::kExact).matched_blocks, 2u);
+  Fill(512);
+  EXPECT_EQ(LookupAt(Original(), Quality::kExact).matched_blocks, 0u);
+  EXPECT_EQ(LookupAt(Original(), Quality::kNearExact).matched_blocks, 2u);
+  EXPECT_EQ(engine_->Stats().evicted_frames_total, 2u);
+  ExpectMemberReads();
+  ExpectSound();
+}
+
 TEST_F(EngineReferencesTest, AMemberOfADamagedReferenceIsAMiss) {
   options_.memory_tier_bytes = 0;
   OpenAndPut();
