@@ -831,10 +831,17 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
   bool failed = false;
   std::vector<PutProgress*> open;
   absl::Status last;
-  for (int attempt = 0;; ++attempt) {
+  for (int attempt = 0;;) {
     open.clear();
-    for (const auto& put : puts) {
-      if (put != nullptr && !put->done()) open.push_back(put.get());
+    std::size_t begin = 0;
+    for (const std::size_t count : piece_counts) {
+      for (std::size_t i = begin; i < begin + count; ++i) {
+        if (puts[i] == nullptr || puts[i]->done()) continue;
+        open.push_back(puts[i].get());
+        // A piece hangs on those before it, which must be stored when a stream announces it.
+        if (!use_lane) break;
+      }
+      begin += count;
     }
     if (open.empty()) break;
     absl::Status status =
@@ -843,22 +850,24 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
         !absl::IsDeadlineExceeded(status)) {
       SuspendLane();
       use_lane = false;
+      ++attempt;
       continue;
     }
     if (status.ok()) {
       const bool all_done =
           std::all_of(open.begin(), open.end(), [](const PutProgress* put) { return put->done(); });
-      if (all_done) break;
+      if (all_done) continue;
       status = absl::UnavailableError("put: the server cannot take some blocks now");
     }
     if (!backoff.has_value()) backoff = NewBackoff();
     if (!IsRetriable(status) || !PauseBeforeRetry(*backoff, deadline)) {
       failed = true;
-      for (PutProgress* put : open) {
-        if (!put->done()) put->FailRest(Cause(status, last));
+      for (const auto& put : puts) {
+        if (put != nullptr && !put->done()) put->FailRest(Cause(status, last));
       }
     }
     last = std::move(status);
+    ++attempt;
   }
   Ended(failed);
 

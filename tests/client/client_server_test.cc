@@ -416,6 +416,33 @@ INSTANTIATE_TEST_SUITE_P(Lanes, ClientServerTest,
 
 // --- the CLI ---
 
+// The client cuts paths into pieces for the lane before it knows that there is none.
+TEST(AutoLaneTest, LongPathsArePutOverGrpcWhereThereIsNoLane) {
+  ServerProcess server({"--local_socket="});
+  ClientOptions options;
+  options.targets = {server.listen};
+  options.lane = Lane::kAuto;
+  auto client = Client::Create(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto model = (*client)->RegisterModel(Spec());
+  ASSERT_TRUE(model.ok()) << model.status();
+  constexpr std::size_t kBlocks = 40;
+  const Session sessions[] = {Session(1, kBlocks), Session(2, kBlocks)};
+  std::vector<PutPath> paths;
+  for (const Session& session : sessions) paths.push_back(session.Path(model->id));
+  for (const PutReport& report : (*client)->Put(paths)) {
+    EXPECT_EQ(report.stored_blocks, kBlocks);
+    for (const PutBlockReport& block : report.blocks)
+      EXPECT_TRUE(block.status.ok()) << block.status;
+  }
+  EXPECT_EQ((*client)->stats().local_lane_blocks, 0u);
+  for (const Session& session : sessions) {
+    const auto found = (*client)->Lookup(model->id, session.tokens);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->matched_blocks(), kBlocks);
+  }
+}
+
 class CliServerTest : public ::testing::Test {
  protected:
   ExitCode RunKvtrie(std::vector<std::string> arguments) {
