@@ -870,6 +870,12 @@ std::vector<PutReport> Client::Put(std::span<const PutPath> paths,
     ++attempt;
   }
   Ended(failed);
+  for (std::size_t i = 0; i < puts.size(); ++i) {
+    if (puts[i] == nullptr) continue;
+    for (const TrieNodeId& node : puts[i]->refused_references()) {
+      references_.Drop(paths[i].path.model, node);
+    }
+  }
 
   std::vector<PutReport> reports;
   std::size_t next = 0;

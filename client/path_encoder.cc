@@ -79,15 +79,17 @@ void PathEncoder::Follow(const v1::PutPlan& plan, ReferencesOf references_of) {
   }
 }
 
-bool PathEncoder::ForgetReferences() {
-  planned_.clear();
-  bool any = false;
-  for (EncodedFrame& frame : frames_) {
+std::vector<TrieNodeId> PathEncoder::ForgetReferences() {
+  std::set<TrieNodeId> forgotten;
+  for (std::uint32_t i = 0; i < frames_.size(); ++i) {
+    EncodedFrame& frame = frames_[i];
     if (frame.bytes.empty() || frame.codec != CodecId::kReferenced) continue;
     frame = {};
-    any = true;
+    const std::vector<TrieNodeId>& nodes = planned_[i].nodes;
+    forgotten.insert(nodes.begin(), nodes.end());
   }
-  return any;
+  planned_.clear();
+  return {forgotten.begin(), forgotten.end()};
 }
 
 void PathEncoder::Encode(std::span<const std::uint32_t> blocks,

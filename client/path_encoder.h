@@ -30,8 +30,8 @@ class PathEncoder {
   // references that `references_of` gives raw.
   using ReferencesOf = std::function<DecodedReferences(std::span<const TrieNodeId> nodes)>;
   void Follow(const v1::PutPlan& plan, ReferencesOf references_of);
-  // Codes anew, without references, what was coded against some. False: nothing was.
-  bool ForgetReferences();
+  // Codes anew, without references, what was coded against some; gives these. Empty: nothing was.
+  std::vector<TrieNodeId> ForgetReferences();
 
   // The frame of the first block of `wanted` (indexes in `path.blocks`), which is encoded with
   // those that follow it, where it is not yet. Stays where it is for as long as this lives.

@@ -128,9 +128,18 @@ v1::PutAnnounce PutProgress::Announce(std::uint64_t put_id) {
   announce.set_first_block(path_.first_block);
   announce.set_session_id(std::string(path_.session_id));
   if (path_.probabilities != nullptr) *announce.mutable_probabilities() = *path_.probabilities;
-  announce.set_restored_blocks(path_.restored_blocks);
+  // The prefix of a piece may end within what these count; what counts more than the path has is
+  // the server's to refuse.
+  const auto in_prefix = [this](std::uint32_t blocks) {
+    const bool is_of_path = blocks <= path_.path.tokens.size() / geometry_.block_tokens();
+    return is_of_path ? std::min(blocks, static_cast<std::uint32_t>(path_.first_block + offered_))
+                      : blocks;
+  };
+  announce.set_restored_blocks(in_prefix(path_.restored_blocks));
   announce.set_restored_quality(static_cast<v1::Quality>(path_.restored_quality));
-  if (path_.first_reused_block) announce.set_first_reused_block(*path_.first_reused_block);
+  if (path_.first_reused_block) {
+    announce.set_first_reused_block(in_prefix(*path_.first_reused_block));
+  }
   announce.set_encoding(sends_frames() ? v1::ENCODING_FRAME : v1::ENCODING_RAW);
   announce.set_quality(static_cast<v1::Quality>(path_.quality));
   announce.set_beside_exact(path_.beside_exact);
@@ -186,9 +195,12 @@ void PutProgress::Accept(const v1::PutAck& ack) {
   if (settled_[i]) return;
   absl::Status status = FromItem(ack.status());
   // What blocks were coded against is no more: once more, without.
-  if (absl::IsFailedPrecondition(status) && asks_for_references() && encoder_->ForgetReferences()) {
-    references_of_ = nullptr;
-    coded_anew_ = true;
+  if (absl::IsFailedPrecondition(status) && asks_for_references()) {
+    refused_references_ = encoder_->ForgetReferences();
+    if (!refused_references_.empty()) {
+      references_of_ = nullptr;
+      coded_anew_ = true;
+    }
   }
   if (IsRetriable(status) || (coded_anew_ && !attempt_done_ && !status.ok())) {
     blocks_to_retry_ = true;

@@ -52,6 +52,8 @@ class PutProgress {
   void FailRest(const absl::Status& why);
 
   const PutPath& path() const { return path_; }
+  // What blocks were coded against in vain: what the client keeps of it may be of yesterday.
+  std::span<const TrieNodeId> refused_references() const { return refused_references_; }
   // What is sent of the first block of to_send().
   std::span<const std::byte> SendingBytes();
   // Size of the chunk that begins at `offset`, where one of block i (in `path.blocks`) does.
@@ -85,6 +87,7 @@ class PutProgress {
   bool planned_ = false;
   bool attempt_done_ = false;
   bool blocks_to_retry_ = false;
+  std::vector<TrieNodeId> refused_references_;
   bool coded_anew_ = false;  // since the last announcement: its failures are of frames before that
 };
 

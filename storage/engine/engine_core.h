@@ -30,6 +30,7 @@
 #include "storage/engine/memory_tier.h"
 #include "storage/engine/prefetcher.h"
 #include "storage/engine/reference_counts.h"
+#include "storage/engine/reference_digests.h"
 #include "storage/engine/retention_policy.h"
 #include "storage/engine/throughput_meter.h"
 #include "storage/engine/work_pool.h"
@@ -489,6 +490,14 @@ class Engine::Core {
   // That what others were coded against is not among what makes way; they are coded anew then.
   absl::Status CheckNotNeeded(const PublishItem& item, const PendingNode& node)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
+  // A sealed frame of a put that was coded against others, and what it says of them.
+  struct MemberToCheck {
+    PublishItem* item;
+    const ReferenceTable* table;
+  };
+  // That frames were coded against what the session was offered: its tokens, at its place, and the
+  // KV that is stored of it; `failure` of the items says what is not so. Decodes references.
+  void CheckCodedAgainst(const TriePutSession& session, std::span<const MemberToCheck> members);
   // That what the item's frame was coded against is still that, and may be.
   absl::Status CheckReferences(const PublishItem& item)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mutex_);
@@ -547,6 +556,12 @@ class Engine::Core {
   // Codes a member anew, without what it was coded against. If that fails it keeps what it has.
   void Detach(const TrieNodeId& member);
   absl::Status TryDetach(const TrieNodeId& member);
+  // The finest level that a model's newest profile has, or the one that a frame was coded with.
+  struct FinestLevel {
+    ProfileId profile;
+    Quality quality = Quality::kUnrated;
+  };
+  FinestLevel FinestLevelFor(const RegisteredModel& model, const ProfileId& own_profile) const;
   // Some of those that wait for it.
   void DetachQueued();
   // The frame that was coded against others; of a node that is no member none.
@@ -601,6 +616,8 @@ class Engine::Core {
 
   // engine_sync.cc
   absl::Status SyncAndFree();
+  // Gives back space of what is durably unlinked; of much of it, some.
+  void FreeSome();
   void RunSyncer();
 
   // engine_recode.cc
@@ -681,6 +698,9 @@ class Engine::Core {
       ABSL_GUARDED_BY(index_mutex_);
   FrameCensus census_ ABSL_GUARDED_BY(index_mutex_);
   ReferenceCounts references_ ABSL_GUARDED_BY(index_mutex_);
+  // Being deleted: nothing new is coded against them.
+  absl::flat_hash_set<TrieNodeId> leaving_ ABSL_GUARDED_BY(index_mutex_);
+  ReferenceDigests reference_digests_;
   HoldTable holds_ ABSL_GUARDED_BY(index_mutex_);
   using Expiry = std::pair<std::uint32_t, TrieNodeId>;
   std::priority_queue<Expiry, std::vector<Expiry>, std::greater<>> expiries_
@@ -700,7 +720,8 @@ class Engine::Core {
   mutable absl::Mutex sync_mutex_;
   std::vector<Outcome> durable_waiters_ ABSL_GUARDED_BY(sync_mutex_);
   std::vector<PayloadLocation> pending_frees_ ABSL_GUARDED_BY(sync_mutex_);
-  std::uint64_t pending_free_bytes_ ABSL_GUARDED_BY(sync_mutex_) = 0;
+  std::vector<PayloadLocation> to_free_ ABSL_GUARDED_BY(sync_mutex_);  // durably unlinked
+  std::uint64_t pending_free_bytes_ ABSL_GUARDED_BY(sync_mutex_) = 0;  // of both
   bool ending_ ABSL_GUARDED_BY(sync_mutex_) = false;
   absl::Mutex syncing_mutex_;  // one sync at a time
 

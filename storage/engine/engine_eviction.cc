@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <utility>
 
@@ -18,21 +19,34 @@ constexpr std::uint64_t kFramelessBytes = 4096;
 }  // namespace
 
 std::vector<NodeRef> Engine::Core::ChooseVictims(std::uint64_t bytes, std::uint64_t nodes) {
-  const auto choose = [&](bool keep_references) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-    return retention_.ChooseVictims(
-        bytes, nodes, NowSeconds(),
-        [this](const IndexNode& node) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-          return node.has_frame() ? PayloadLocation::DiskBytes(StoredBytes(node)) : kFramelessBytes;
-        },
-        [this, keep_references](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-          return holds_.IsHeld(ref) ||
-                 (keep_references && references_.IsReferenced(index_.node(ref).id));
-        });
-  };
-  std::vector<NodeRef> victims = choose(/*keep_references=*/true);
-  // Leaves that are all references of one another's paths would fill the store for good.
-  if (victims.empty() && references_.size() > 0) victims = choose(/*keep_references=*/false);
-  return victims;
+  const auto choose =
+      [&](const std::function<bool(const TrieNodeId&)>& is_needed)
+          ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+            return retention_.ChooseVictims(
+                bytes, nodes, NowSeconds(),
+                [this](const IndexNode& node) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+                  return node.has_frame() ? PayloadLocation::DiskBytes(StoredBytes(node))
+                                          : kFramelessBytes;
+                },
+                [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+                  return holds_.IsHeld(ref) || is_needed(index_.node(ref).id);
+                });
+          };
+  std::vector<NodeRef> victims =
+      choose([this](const TrieNodeId& node) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+        return references_.IsReferenced(node);
+      });
+  if (!victims.empty() || references_.size() == 0) return victims;
+  // Leaves that are all references of one another's paths would fill the store for good. What is
+  // held stays, and what it was coded against.
+  const absl::flat_hash_set<NodeRef> held = HeldPaths();
+  return choose([&](const TrieNodeId& node) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+    const std::vector<TrieNodeId> members = references_.MembersOf(node);
+    return std::any_of(members.begin(), members.end(),
+                       [&](const TrieNodeId& member) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+                         return held.contains(index_.FindById(member));
+                       });
+  });
 }
 
 // Nodes with a second frame whose loss costs least: what is left of them still serves.

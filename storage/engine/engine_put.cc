@@ -212,6 +212,16 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
     return absl::InvalidArgumentError(absl::StrCat(
         "first_block: ", put.first_block, ", but the prefix has ", block_count, " full blocks"));
   }
+  if (put.restored_blocks > block_count) {
+    return absl::InvalidArgumentError(absl::StrCat("restored_blocks: ", put.restored_blocks,
+                                                   ", but the prefix has ", block_count,
+                                                   " full blocks"));
+  }
+  if (put.first_reused_block && *put.first_reused_block > block_count) {
+    return absl::InvalidArgumentError(absl::StrCat("first_reused_block: ", *put.first_reused_block,
+                                                   ", but the prefix has ", block_count,
+                                                   " full blocks; it counts blocks, not tokens"));
+  }
   session->tenant = tenant;
   session->model = put.path.model;
   session->block_tokens = block_tokens;
@@ -249,7 +259,7 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
                            on_lossy ? put.restored_quality : Quality::kExact, /*may_block=*/true);
   const absl::Status prefix_is_gone = absl::FailedPreconditionError(
       "restored_blocks: that prefix is not stored any more; put it again from its first block");
-  const std::uint32_t restored_blocks = on_lossy ? std::min(put.restored_blocks, block_count) : 0;
+  const std::uint32_t restored_blocks = on_lossy ? put.restored_blocks : 0;
   if (walked->nodes.size() < restored_blocks) return prefix_is_gone;
   session->lossy_quality = put.restored_quality;
   session->first_reused_block = put.first_reused_block.value_or(UINT32_MAX);
@@ -357,6 +367,16 @@ void Engine::Core::WriteBlocks(std::shared_ptr<TriePutSession> session,
     if (taken.empty()) return;  // an earlier thread has taken it
     std::vector<PublishItem> items;
     items.reserve(taken.size());
+    std::vector<MemberToCheck> members;
+    for (PutSession::FinishedBlock& block : taken) {
+      PublishItem& item = items.emplace_back(SealBlock(session, block));
+      const auto& table = static_cast<RecordBlockWriter&>(*block.writer).reference_table();
+      // What this server coded itself it coded against what it read.
+      if (item.failure.ok() && !table.references.empty() && !session->only_existing) {
+        members.push_back({&item, &table});
+      }
+    }
+    if (!members.empty()) CheckCodedAgainst(*session, members);
     std::vector<RecordToWrite> group;
     std::uint64_t group_bytes = 0;
     // No more than what MakeRoom evicts at a time, or than fits well into a segment.
@@ -367,10 +387,10 @@ void Engine::Core::WriteBlocks(std::shared_ptr<TriePutSession> session,
       group.clear();
       group_bytes = 0;
     };
-    for (PutSession::FinishedBlock& block : taken) {
-      PublishItem& item = items.emplace_back(SealBlock(session, block));
+    for (std::size_t i = 0; i < taken.size(); ++i) {
+      PublishItem& item = items[i];
       if (!item.failure.ok()) continue;
-      PayloadRecord& record = static_cast<RecordBlockWriter&>(*block.writer).record();
+      PayloadRecord& record = static_cast<RecordBlockWriter&>(*taken[i].writer).record();
       if (group.size() == PayloadStore::kGroupRecordsMax ||
           group_bytes + record.record_bytes() > group_bytes_max) {
         write_group();

@@ -46,6 +46,104 @@ void Engine::Core::UncountFrame(NodeRef ref, const RungRow& rung) {
   }
 }
 
+void Engine::Core::CheckCodedAgainst(const TriePutSession& session,
+                                     std::span<const MemberToCheck> members) {
+  struct Known {
+    std::optional<std::uint32_t> first_position;  // none: it is not stored any more
+    bool is_member = false;
+    std::vector<TokenId> tokens;
+    std::optional<KvDigest> digest;
+    PayloadLocation at;
+  };
+  std::map<TrieNodeId, Known> references;
+  for (const MemberToCheck& member : members) {
+    for (const FrameReference& reference : member.table->references) {
+      references.try_emplace(reference.node);
+    }
+  }
+  {
+    absl::ReaderMutexLock lock(&index_mutex_);
+    for (auto& [node, known] : references) {
+      if (const NodeRef ref = index_.FindById(node); ref != 0) {
+        known.first_position = (index_.node(ref).depth - 1) * session.block_tokens;
+        known.is_member = references_.IsMember(node);
+      }
+    }
+  }
+  std::vector<StoredFrame> unread;
+  for (const OfferedReference& offered : *session.references) {
+    const auto found = references.find(offered.node);
+    if (found == references.end() || !found->second.first_position) continue;
+    Known& known = found->second;
+    if (auto tokens = TokensOf(offered.node, session.model); tokens.ok()) {
+      known.tokens = *std::move(tokens);
+    }
+    known.at = offered.at;
+    known.digest = reference_digests_.Find(offered.at);
+    if (known.digest) continue;
+    for (const StoredFrame& frame : FramesToReference(offered.node)) {
+      if (frame.at == offered.at) unread.push_back(frame);
+    }
+  }
+  // Bounds the raw KV that is in memory at a time.
+  constexpr std::size_t kReadAtOnce = 8;
+  for (std::size_t begin = 0; begin < unread.size(); begin += kReadAtOnce) {
+    const auto part =
+        std::span(unread).subspan(begin, std::min(kReadAtOnce, unread.size() - begin));
+    const std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow(part);
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      if (!raw[i].ok()) continue;
+      const KvDigest digest = DigestOfKv(raw[i]->view.body());
+      references[part[i].node].digest = digest;
+      absl::ReaderMutexLock lock(&index_mutex_);
+      const NodeRef ref = index_.FindById(part[i].node);
+      if (ref != 0 && index_.node(ref).has_frame() &&
+          LocationOf(index_.node(ref).frame) == part[i].at) {
+        reference_digests_.Add(part[i].at, digest);
+      }
+    }
+  }
+
+  const auto fault = [&](const MemberToCheck& member) -> absl::Status {
+    const std::uint32_t block = member.item->block;
+    const std::span<const TokenId> tokens = session.tokens_of(block);
+    const auto of = [&](const FrameReference& reference) {
+      return absl::StrCat("block ", block, ": it was coded against block ", reference.node.ToHex());
+    };
+    for (const FrameReference& reference : member.table->references) {
+      const Known& known = references[reference.node];
+      if (known.is_member) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            of(reference), ", which was itself coded against others; code it again without"));
+      }
+      if (!known.first_position || known.tokens.empty() || !known.digest) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            of(reference), ", which is not stored so any more; code it again without"));
+      }
+      if (reference.first_position != *known.first_position) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(of(reference), " as if that began at position ", reference.first_position,
+                         "; it begins at ", *known.first_position));
+      }
+      if (reference.digest != *known.digest) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            of(reference), ", whose KV is another one here; fetch it again, or code without"));
+      }
+    }
+    for (const ReferenceRun& run : member.table->runs) {
+      const FrameReference& reference = member.table->references[run.reference];
+      const auto there = std::span<const TokenId>(references[reference.node].tokens)
+                             .subspan(run.offset, run.token_count);
+      if (!std::ranges::equal(tokens.subspan(run.first_token, run.token_count), there)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            of(reference), " from token ", run.first_token, " on, where that has others"));
+      }
+    }
+    return absl::OkStatus();
+  };
+  for (const MemberToCheck& member : members) member.item->failure = fault(member);
+}
+
 absl::Status Engine::Core::CheckReferences(const PublishItem& item) {
   if (item.rung.references.empty()) return absl::OkStatus();
   const TriePutSession& session = *item.session;
@@ -69,6 +167,7 @@ absl::Status Engine::Core::CheckReferences(const PublishItem& item) {
         index_.node(ref).expired(NowSeconds())) {
       return refuse(reference, "which is not stored any more");
     }
+    if (leaving_.contains(reference.node)) return refuse(reference, "which is being deleted");
     if (references_.IsMember(reference.node)) {
       return refuse(reference, "which was itself coded against others");
     }
@@ -162,7 +261,7 @@ bool Engine::Core::MayBeReference(NodeRef ref, Quality quality) const {
   const IndexNode& node = index_.node(ref);
   return node.has_frame() && node.codec() == CodecId::kResidual &&
          IsAtLeast(node.quality(), quality) && node.quality() != quality &&
-         !node.expired(NowSeconds());
+         !node.expired(NowSeconds()) && !leaving_.contains(node.id);
 }
 
 void Engine::Core::AddRun(const TextRun& run, std::span<const NodeRef> own_path,
@@ -389,8 +488,11 @@ absl::Status Engine::Core::CheckNotNeeded(const PublishItem& item, const Pending
   absl::ReaderMutexLock lock(&index_mutex_);
   for (const RungRow& dropped : node.dropped) {
     if (!references_.IsReferenced(node.id, dropped.rung)) continue;
-    const std::vector<TrieNodeId> members = references_.MembersOf(node.id);
-    to_detach_.insert(members.begin(), members.end());
+    // The rest of the put will want the same.
+    for (const std::uint32_t block : item.session->missing_blocks) {
+      const auto members = references_.MembersOf(item.session->blocks[block].id);
+      to_detach_.insert(members.begin(), members.end());
+    }
     return absl::UnavailableError(
         absl::StrCat("block ", item.block,
                      ": others were coded against the frame that this one takes the place of; they "
@@ -435,42 +537,52 @@ void Engine::Core::Detach(const TrieNodeId& member) {
   }
 }
 
-// What was restored from a lossy frame is coded at the finest level that there is, so that it loses
-// next to nothing a second time; it is served at what it was served at before.
+Engine::Core::FinestLevel Engine::Core::FinestLevelFor(const RegisteredModel& model,
+                                                       const ProfileId& own_profile) const {
+  FinestLevel finest;
+  for (const ProfileId& id : {profiles_->NewestFor(model.codec_key), own_profile}) {
+    const auto info = profiles_->Find(id);
+    if (!info) continue;
+    for (const auto& level : info->header.levels) {
+      if (IsAtLeast(level.quality, finest.quality) && level.quality != finest.quality) {
+        finest = {id, level.quality};
+      }
+    }
+  }
+  return finest;
+}
+
+// What is decoded from a lossy frame is coded at a finer level, so that it loses next to nothing a
+// second time; it is served at what it was served at before.
 absl::Status Engine::Core::TryDetach(const TrieNodeId& member) {
   if (codec_ == nullptr) return absl::FailedPreconditionError("this server has no codecs");
-  const std::optional<StoredFrame> found = MemberFrame(member);
-  if (!found) return absl::OkStatus();
-  const StoredFrame& frame = *found;
+  const std::optional<StoredFrame> frame = MemberFrame(member);
+  if (!frame) return absl::OkStatus();
   StoredPath path;
-  ProfileId profile;
   bool has_smaller;
   {
     absl::ReaderMutexLock lock(&index_mutex_);
     const NodeRef ref = index_.FindById(member);
     if (ref == 0) return absl::OkStatus();
-    has_smaller = index_.node(ref).codec() != CodecId::kReferenced;
     if (!models_.contains(index_.node(ref).model)) {
       return absl::FailedPreconditionError("its model is not registered");
     }
+    has_smaller = index_.node(ref).codec() != CodecId::kReferenced;
     path = PathTo(ref);
-    profile = profiles_->NewestFor(path.registered->codec_key);
   }
   if (has_smaller) {
     absl::MutexLock change(&change_mutex_);
-    return DropFrame(frame);
+    return DropFrame(*frame);
   }
-  const auto info = profiles_->Find(profile);
-  if (!info) return absl::FailedPreconditionError("there is no profile for its model");
-  Quality finest = Quality::kUnrated;
-  for (const auto& level : info->header.levels) {
-    if (IsAtLeast(level.quality, finest)) finest = level.quality;
-  }
-  if (!IsAtLeast(finest, frame.quality)) {
-    return absl::FailedPreconditionError("the profile has no level as good");
+  KV_ASSIGN_OR_RETURN(const NodeRow row, ReadRow(path.tenant, member));
+  const RungRow* const own = row.FindRung(Rung::kCoded);
+  const FinestLevel finest =
+      FinestLevelFor(*path.registered, own == nullptr ? ProfileId{} : own->profile);
+  if (!IsAtLeast(finest.quality, frame->quality) || finest.quality == frame->quality) {
+    return absl::FailedPreconditionError("no profile for it has a finer level");
   }
   KV_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, TokensOfPath(path));
-  const std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow({&frame, 1});
+  const std::vector<absl::StatusOr<LoadedFrame>> raw = ReadRawNow({&*frame, 1});
   KV_RETURN_IF_ERROR(raw.front().status());
   const ModelSpec& spec = path.registered->spec;
   const auto block = static_cast<std::uint32_t>(path.nodes.size() - 1);
@@ -478,14 +590,15 @@ absl::Status Engine::Core::TryDetach(const TrieNodeId& member) {
                                 .session_tokens = static_cast<std::uint32_t>(tokens.size()),
                                 .tokens = std::span<const TokenId>(tokens).last(spec.block_tokens),
                                 .raw = raw.front()->view.body()};
-  KV_ASSIGN_OR_RETURN(std::vector<EncodedFrame> encoded,
-                      codec_->Encode(spec, {&to_encode, 1}, profile, finest, *profiles_));
+  KV_ASSIGN_OR_RETURN(
+      std::vector<EncodedFrame> encoded,
+      codec_->Encode(spec, {&to_encode, 1}, finest.profile, finest.quality, *profiles_));
   if (RungOf(encoded.front().codec) != Rung::kCoded) {
     return absl::FailedPreconditionError("it cannot be coded");
   }
   PutAnnouncement put;
-  put.quality = finest;
-  put.detaches_at = frame.quality;
+  put.quality = finest.quality;
+  put.detaches_at = frame->quality;
   AddedFrames added;
   std::map<std::uint32_t, EncodedFrame> frames;
   frames.emplace(block, std::move(encoded.front()));

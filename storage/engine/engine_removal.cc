@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/status_macros.h"
@@ -264,26 +265,40 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
   }
 
   // What others outside were coded against goes once they are coded anew; those that cannot be, or
-  // not in time, go too.
+  // not in time, go too. Nothing new is coded against it meanwhile.
   const Clock::Duration until = clock_.Monotonic() + std::chrono::seconds(kDetachSecondsMax);
-  for (bool is_last = false;; is_last = true) {
-    std::vector<TrieNodeId> members;
+  absl::flat_hash_set<TrieNodeId> tried;
+  std::vector<TrieNodeId> leaving;
+  const auto keep_no_longer = absl::MakeCleanup([&] {
+    absl::MutexLock lock(&index_mutex_);
+    for (const TrieNodeId& node : leaving) leaving_.erase(node);
+  });
+  while (true) {
+    std::vector<TrieNodeId> untried;
     {
       absl::MutexLock change(&change_mutex_);
       std::vector<NodeRef> refs;
+      std::vector<TrieNodeId> members;
       {
-        absl::ReaderMutexLock lock(&index_mutex_);
+        absl::MutexLock lock(&index_mutex_);
         refs = SelectedNodes(tenant, selection, path, other_ends);
         members = MembersOutside(refs);
+        std::copy_if(members.begin(), members.end(), std::back_inserter(untried),
+                     [&tried](const TrieNodeId& member) { return !tried.contains(member); });
+        for (std::size_t i = 0; !untried.empty() && i < refs.size(); ++i) {
+          const TrieNodeId& node = index_.node(refs[i]).id;
+          if (leaving_.insert(node).second) leaving.push_back(node);
+        }
       }
-      if (members.empty() || is_last) {
+      if (untried.empty() || clock_.Monotonic() >= until) {
         KV_RETURN_IF_ERROR(DropMemberFrames(members));
         KV_RETURN_IF_ERROR(Unlink(refs, RemovalReason::kDeleted, &count));
         break;
       }
     }
-    for (const TrieNodeId& member : members) {
+    for (const TrieNodeId& member : untried) {
       if (clock_.Monotonic() >= until) break;
+      tried.insert(member);
       Detach(member);
     }
   }

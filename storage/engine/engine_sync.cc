@@ -1,9 +1,20 @@
+#include <algorithm>
+#include <chrono>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "storage/engine/engine_core.h"
 
 namespace kvtrie {
+namespace {
+
+// How long syncs that nobody waits for yet may be late for giving back space, which takes the file
+// system milliseconds per record.
+constexpr std::chrono::seconds kFreeTimePerSync{1};
+constexpr std::size_t kFreesAtOnce = 16;
+
+}  // namespace
 
 absl::Status Engine::Core::SyncAndFree() {
   absl::MutexLock syncing(&syncing_mutex_);
@@ -14,7 +25,10 @@ absl::Status Engine::Core::SyncAndFree() {
     waiters.swap(durable_waiters_);
     frees.swap(pending_frees_);
   }
-  if (waiters.empty() && frees.empty() && !dirty_.exchange(false)) return absl::OkStatus();
+  if (waiters.empty() && frees.empty() && !dirty_.exchange(false)) {
+    FreeSome();
+    return absl::OkStatus();
+  }
   dirty_ = false;
   // Payload first: a row that is durable names payload that is.
   absl::Status status = payload_->Sync();
@@ -37,19 +51,37 @@ absl::Status Engine::Core::SyncAndFree() {
     absl::MutexLock lock(&sync_mutex_);
     pending_frees_.insert(pending_frees_.end(), frees.begin(), frees.end());
   } else {
-    std::uint64_t freed_bytes = 0;
-    for (const PayloadLocation& at : frees) {
-      payload_->Free(at);
-      freed_bytes += at.disk_bytes();
-    }
     absl::MutexLock lock(&sync_mutex_);
-    pending_free_bytes_ -= freed_bytes;
+    to_free_.insert(to_free_.end(), frees.begin(), frees.end());
   }
   for (Outcome& waiter : waiters) {
     if (!status.ok()) waiter.result = status;
     waiter.on_done(std::move(waiter.result));
   }
+  FreeSome();
   return status;
+}
+
+void Engine::Core::FreeSome() {
+  const Clock::Duration until = clock_.Monotonic() + kFreeTimePerSync;
+  do {
+    std::vector<PayloadLocation> some;
+    {
+      absl::MutexLock lock(&sync_mutex_);
+      const std::size_t count = std::min(kFreesAtOnce, to_free_.size());
+      some.assign(to_free_.end() - static_cast<std::ptrdiff_t>(count), to_free_.end());
+      to_free_.resize(to_free_.size() - count);
+    }
+    std::uint64_t freed_bytes = 0;
+    for (const PayloadLocation& at : some) {
+      reference_digests_.Forget(at);
+      payload_->Free(at);
+      freed_bytes += at.disk_bytes();
+    }
+    absl::MutexLock lock(&sync_mutex_);
+    pending_free_bytes_ -= freed_bytes;
+    if (to_free_.empty() || !durable_waiters_.empty()) return;
+  } while (clock_.Monotonic() < until);
 }
 
 void Engine::Core::RunMaintenance() {

@@ -9,7 +9,6 @@
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
-#include "storage/codec/reference_table.h"
 
 namespace kvtrie {
 namespace {
@@ -205,9 +204,10 @@ absl::Status RecordBlockWriter::SealFrame() {
 }
 
 absl::Status RecordBlockWriter::TakeReferences(const FrameView& frame) {
-  const auto table = ReferencesOf(frame, descriptor_.row.tokens.size());
+  auto table = ReferencesOf(frame, descriptor_.row.tokens.size());
   if (!table.ok()) return NoFrameOfThisPut(block_index_, std::string(table.status().message()));
-  for (const FrameReference& reference : table->references) {
+  reference_table_ = *std::move(table);
+  for (const FrameReference& reference : reference_table_.references) {
     const OfferedReference* offered = nullptr;
     for (std::size_t i = 0; offered_references_ != nullptr && i < offered_references_->size();
          ++i) {
@@ -216,7 +216,8 @@ absl::Status RecordBlockWriter::TakeReferences(const FrameView& frame) {
     if (offered == nullptr) {
       return NoFrameOfThisPut(block_index_,
                               absl::StrCat("it was coded against block ", reference.node.ToHex(),
-                                           ", which this put was not offered"));
+                                           ", which this put was not offered; announce it with "
+                                           "want_references, and use those of its plan"));
     }
     references_.push_back({offered->node, offered->rung});
   }

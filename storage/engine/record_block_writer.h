@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/codec/frame.h"
+#include "storage/codec/reference_table.h"
 #include "storage/engine/put_session.h"
 #include "storage/kv/model_spec.h"
 #include "storage/meta/node_row.h"
@@ -54,6 +55,8 @@ class RecordBlockWriter final : public BlockWriter {
   // As the node's row will say it, but for the location.
   RungRow rung() const;
   Quality frame_quality() const { return frame_quality_; }
+  // What it was coded against; empty of a frame that stands alone.
+  const ReferenceTable& reference_table() const { return reference_table_; }
 
  private:
   enum class Content { kRawKv, kFrame };
@@ -76,7 +79,9 @@ class RecordBlockWriter final : public BlockWriter {
   NodeDescriptor descriptor_;
   const Quality frame_quality_;
   const std::shared_ptr<const std::vector<OfferedReference>> offered_references_;
-  std::vector<RungReference> references_;           // of a frame that is sealed
+  // Of a frame that is sealed.
+  ReferenceTable reference_table_;
+  std::vector<RungReference> references_;
   const std::vector<std::uint32_t> section_bytes_;  // of raw KV
   const std::size_t raw_bytes_;
   const std::size_t header_bytes_;  // in front of the client's byte 0

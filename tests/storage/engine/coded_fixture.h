@@ -228,7 +228,7 @@ class CodedFixture : public EngineFixture {
     if (kind.codec == CodecId::kReferenced) {
       ReferenceTable table{.references = kind.references, .runs = {}};
       for (std::uint16_t i = 0; i < kind.references.size(); ++i) {
-        table.runs.push_back({.first_token = i, .token_count = 1, .reference = i, .offset = 0});
+        table.runs.push_back({.first_token = i, .token_count = 1, .reference = i, .offset = i});
       }
       number_at = WriteReferences(table, body);
     }

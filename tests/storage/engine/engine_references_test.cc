@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/codec/profile_header.h"
 #include "storage/meta/meta_keys.h"
 #include "storage/meta/rocksdb_meta_store.h"
 #include "tests/storage/engine/coded_fixture.h"
@@ -37,7 +38,7 @@ class EngineReferencesTest : public CodedFixture {
   // Three copies; coding one of them anew takes so long.
   void OpenAndPutCopies(std::chrono::seconds each) {
     OpenAndPut();
-    for (const std::uint64_t seed : {3, 4}) MustPutCopy(SessionTokens(seed, 2 * kTestBlockTokens));
+    for (const std::uint64_t seed : {3, 4}) MustPutCopy(CopyBehind(seed));
     fake_codec_->refuse = [this, each](std::uint32_t) {
       clock_.Advance(each);
       return false;
@@ -76,6 +77,12 @@ class EngineReferencesTest : public CodedFixture {
     ASSERT_TRUE(raw.ok()) << raw.status();
     EXPECT_EQ(*raw, DecodedBytes(Copy(), 1, Referenced(Quality::kHigh, {})));
   }
+  // The second block of the original behind another first one.
+  std::vector<TokenId> CopyBehind(std::uint64_t seed) const {
+    std::vector<TokenId> tokens = SessionTokens(seed, kTestBlockTokens);
+    tokens.insert(tokens.end(), original_.begin() + kTestBlockTokens, original_.end());
+    return tokens;
+  }
   // With what is neither held nor needed.
   void Fill(int blocks) {
     for (int i = 0; i < blocks; ++i) Put(SessionTokens(1000 + filled_++, kTestBlockTokens));
@@ -83,7 +90,7 @@ class EngineReferencesTest : public CodedFixture {
 
   std::uint64_t filled_ = 0;
   const std::vector<TokenId> original_ = SessionTokens(1, 2 * kTestBlockTokens);
-  const std::vector<TokenId> copy_ = SessionTokens(2, 2 * kTestBlockTokens);
+  const std::vector<TokenId> copy_ = CopyBehind(2);
 };
 
 TEST_F(EngineReferencesTest, AMemberIsDecodedWithItsReference) {
@@ -226,7 +233,9 @@ TEST_F(EngineReferencesTest, AReferenceDoesNotBecomeAMember) {
   MustPutFrames(Original(), Residual(Quality::kHigh));
   MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Fine());
   ASSERT_TRUE(PutMember({ReferenceTo(Original(), 1, Residual(Quality::kHigh))})[0].ok());
-  const auto other = ReferenceTo(Copy(), 0, Fine());
+  const std::vector<TokenId> third = CopyBehind(3);
+  MustPutFrames(PathOf(third), Fine());
+  const auto other = ReferenceTo(PathOf(third), 1, Fine());
   PutAnnouncement put;
   put.path = Original();
   put.first_block = 1;
@@ -266,8 +275,11 @@ TEST_F(EngineReferencesTest, PathsThatAreReferencesOfOneAnotherAreEvictedWhereNo
   options_.index_bytes_max = std::uint64_t{1} << 20;
   OpenWithProfile();
   constexpr std::uint32_t kBlocks = 2000;
-  const std::vector<TokenId> texts[] = {SessionTokens(1, kBlocks * kTestBlockTokens),
-                                        SessionTokens(2, kBlocks * kTestBlockTokens)};
+  std::vector<TokenId> texts[] = {SessionTokens(1, kBlocks * kTestBlockTokens),
+                                  SessionTokens(2, kBlocks * kTestBlockTokens)};
+  for (const int path : {0, 1}) {
+    std::copy_n(texts[1 - path].begin(), kTestBlockTokens, texts[path].end() - kTestBlockTokens);
+  }
   const auto put_first = [&](int path, int other) {
     const auto last = ReferenceTo(PathOf(texts[other]), kBlocks - 1, Fine());
     PutAnnouncement put;
@@ -328,6 +340,131 @@ TEST_F(EngineReferencesTest, ADeleteDoesNotWaitForeverForMembers) {
   EXPECT_EQ(LookupAt(Original(), Quality::kUnrated).matched_blocks, 1u);
   EXPECT_EQ(engine_->Stats().detached_blocks_total, 2u);
   EXPECT_EQ(engine_->Stats().lost_members_total, 1u);
+  ExpectSound();
+}
+
+// What is put while members are coded anew is not coded against what is about to go.
+TEST_F(EngineReferencesTest, NothingIsCodedAgainstWhatIsBeingDeleted) {
+  OpenAndPut();
+  const std::vector<TokenId> late = CopyBehind(7);
+  MustPutFrames(PathOf(std::span(late).first(kTestBlockTokens)), Residual(Quality::kHigh));
+  const FrameReference reference = ReferenceTo(Original(), 1, Fine());
+  PutResults results;
+  fake_codec_->refuse = [&](std::uint32_t) {
+    if (results.empty()) results = PutMember({reference}, late);
+    return false;
+  };
+  ASSERT_TRUE(engine_->Delete(tenant_, SelectionOf(Original())).ok());
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_TRUE(absl::IsFailedPrecondition(results[0].status())) << results[0].status();
+  EXPECT_EQ(engine_->Stats().lost_members_total, 0u);
+  EXPECT_EQ(LookupAt(Copy(), Quality::kHigh).matched_blocks, 2u);
+  fake_codec_->refuse = nullptr;
+  // The same text may be a reference again once it is put again.
+  MustPutFrames(Original(), Fine());
+  results = PutMember({reference}, late);
+  EXPECT_TRUE(results[0].ok()) << results[0].status();
+  AwaitNoOpenPuts();
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, MembersAreCodedAnewWithTheProfileThatHasTheFinestLevel) {
+  OpenAndPut();
+  ProfileHeader header = ParseProfileHeader(TestProfile(spec_)).value();
+  std::vector<std::byte> body(2000, std::byte{9});
+  header.levels = {{Quality::kSmall, 2, 0.04f, 0.5f}};
+  header.body_bytes = body.size();
+  header.body_crc32c = Crc32c(body);
+  std::vector<std::byte> newest(header.header_bytes());
+  WriteProfileHeader(header, newest);
+  newest.insert(newest.end(), body.begin(), body.end());
+  clock_.Advance(std::chrono::seconds(10));
+  MustPutProfile(newest);
+  ASSERT_TRUE(engine_->Delete(tenant_, SelectionOf(Original())).ok());
+  EXPECT_EQ(engine_->Stats().lost_members_total, 0u);
+  EXPECT_EQ(LookupAt(Copy(), Quality::kHigh).matched_blocks, 2u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, FramesMustBeCodedAgainstWhatIsStored) {
+  OpenAndPut(/*with_member=*/false);
+  MustPutFrames(PathOf(std::span(copy_).first(kTestBlockTokens)), Residual(Quality::kHigh));
+  const FrameReference good = ReferenceTo(Original(), 1, Fine());
+  FrameReference stale = good;
+  stale.digest.bytes[3] ^= 1;
+  FrameReference elsewhere = good;
+  elsewhere.first_position += 1;
+  FrameReference other_tokens = ReferenceTo(Original(), 0, Fine());
+  const struct {
+    FrameReference reference;
+    absl::StatusCode code;
+    const char* why;
+  } cases[] = {
+      {stale, absl::StatusCode::kFailedPrecondition, "whose KV is another one here"},
+      {elsewhere, absl::StatusCode::kInvalidArgument, "begins at"},
+      {other_tokens, absl::StatusCode::kInvalidArgument, "where that has others"},
+  };
+  for (const auto& bad : cases) {
+    SCOPED_TRACE(bad.why);
+    const auto results = PutMember({bad.reference});
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_EQ(results[0].status().code(), bad.code) << results[0].status();
+    EXPECT_THAT(std::string(results[0].status().message()), HasSubstr(bad.why));
+  }
+  // Decoded once, however many are coded against it; and again once another frame lies there.
+  const int calls = fake_codec_->calls;
+  for (const std::uint64_t seed : {4, 5, 6}) MustPutCopy(CopyBehind(seed));
+  EXPECT_EQ(fake_codec_->calls, calls);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, PinnedMembersKeepTheirReferencesWhateverElseGoes) {
+  options_.index_bytes_max = std::uint64_t{1} << 20;
+  options_.pinned_percent_max = 90;
+  OpenAndPut();
+  ASSERT_TRUE(engine_->Pin(tenant_, SelectionOf(Copy()), std::chrono::hours(1)).ok());
+  // One long path that takes all that there is: its last block is held by the put that goes on.
+  constexpr std::uint32_t kLongest = 12'000;
+  const std::vector<TokenId> tokens = SessionTokens(3, kLongest * kTestBlockTokens);
+  bool was_refused = false;
+  for (std::uint32_t blocks = 500; blocks <= kLongest && !was_refused; blocks += 500) {
+    for (const auto& result : Put(std::span(tokens).first(blocks * kTestBlockTokens))) {
+      was_refused = was_refused || absl::IsResourceExhausted(result.status());
+    }
+  }
+  EXPECT_TRUE(was_refused);
+  EXPECT_EQ(LookupAt(Original(), Quality::kNearExact).matched_blocks, 2u);
+  ExpectMemberReads();
+  EXPECT_EQ(engine_->Stats().lost_members_total, 0u);
+  ExpectSound();
+}
+
+TEST_F(EngineReferencesTest, ABetterPutOverReferencesFreesThemAllAtOnce) {
+  OpenWithProfile();
+  const std::vector<TokenId> text = SessionTokens(1, 4 * kTestBlockTokens);
+  MustPutFrames(PathOf(text), Residual(Quality::kHigh));
+  std::vector<TokenId> copy = SessionTokens(2, kTestBlockTokens);
+  copy.insert(copy.end(), text.begin() + kTestBlockTokens, text.end());
+  MustPutFrames(PathOf(std::span(copy).first(kTestBlockTokens)), Residual(Quality::kSmall));
+  for (std::uint32_t block = 1; block < 4; ++block) {
+    const auto path = PathOf(std::span(copy).first((block + 1) * kTestBlockTokens));
+    const FrameReference reference = ReferenceTo(PathOf(text), block, Residual(Quality::kHigh));
+    PutAnnouncement put;
+    put.path = path;
+    put.quality = Quality::kSmall;
+    put.references = {{reference.node, Rung::kCoded}};
+    const auto results = PutFrames(put, Referenced(Quality::kSmall, {reference}));
+    ASSERT_EQ(results.size(), 1u);
+    ASSERT_TRUE(results[0].ok()) << results[0].status();
+  }
+  AwaitNoOpenPuts();
+  PutAnnouncement better;
+  better.path = PathOf(text);
+  better.quality = Quality::kNearExact;
+  EXPECT_FALSE(PutFrames(better, Fine()).back().ok());
+  engine_->RunMaintenance();
+  EXPECT_EQ(engine_->Stats().detached_blocks_total, 3u);
+  for (const auto& result : PutFrames(better, Fine())) EXPECT_TRUE(result.ok()) << result.status();
   ExpectSound();
 }
 
