@@ -161,8 +161,10 @@ ABSL_FLAG(std::uint32_t, group_threshold_bits, 128,
           "no groups.");
 
 // Limits.
-ABSL_FLAG(absl::Duration, stream_stall_limit, absl::Seconds(30),
-          "A stream whose client neither reads nor sends what it owes for so long is ended.");
+ABSL_FLAG(
+    absl::Duration, stream_stall_limit, absl::Seconds(30),
+    "A stream whose client does not read, or does not send the rest of a block that it has begun, "
+    "for so long is ended.");
 ABSL_FLAG(absl::Duration, drain_grace, absl::Seconds(20),
           "Time between SIGTERM and the end in which calls may finish. Keep it below the grace "
           "period of whatever stops the server.");
@@ -375,7 +377,8 @@ class ConfigBuilder {
       }
     }
     const std::string models = absl::GetFlag(FLAGS_text_reuse_forbidden_models);
-    for (const absl::string_view model : absl::StrSplit(models, ',', absl::SkipEmpty())) {
+    if (models.empty()) return;
+    for (const absl::string_view model : absl::StrSplit(models, ',')) {
       const bool is_id = model.size() == 2 * ModelId::kBytes &&
                          std::all_of(model.begin(), model.end(),
                                      [](unsigned char c) { return absl::ascii_isxdigit(c); });

@@ -19,7 +19,8 @@ constexpr char kServerDefault[] = "127.0.0.1:50051";
 constexpr char kAdminServerDefault[] = "127.0.0.1:50052";
 
 const FlagSpec kGlobalFlags[] = {
-    {"server", FlagSpec::Kind::kText, "data address of the server, HOST:PORT or unix:PATH"},
+    {"server", FlagSpec::Kind::kText,
+     "data address of the server, HOST:PORT or unix:PATH as in its --listen"},
     {"admin_server", FlagSpec::Kind::kText, "admin address of the server"},
     {"timeout", FlagSpec::Kind::kNumber, "end of each call, in seconds", 1, 86'400},
     {"json", FlagSpec::Kind::kSwitch, "print JSON"},

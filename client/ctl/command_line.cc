@@ -44,7 +44,7 @@ absl::Status CheckValue(const FlagSpec& flag, const std::string& value) {
     case FlagSpec::Kind::kText:
       return absl::OkStatus();
     case FlagSpec::Kind::kNumber:
-      if (!ParseNumber(value, &number)) return refuse("not a number");
+      if (!ParseNumber(value, &number)) return refuse("not a whole number");
       if (number < flag.min || number > flag.max) {
         return refuse(absl::StrCat("must be ", flag.min, " to ", flag.max));
       }

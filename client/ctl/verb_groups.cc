@@ -45,10 +45,12 @@ ExitCode List(const VerbContext& context) {
                {"CENTROID BLOCKS", Table::Align::kRight}});
   v1::ListGroupsRequest request;
   bool more = false;
+  bool any = false;
   do {
     request.set_page_size(static_cast<std::uint32_t>(std::min<std::uint64_t>(left, kPageGroups)));
     const auto page = admin.ListGroups(request);
     if (!page.ok()) return context.Fail(page.status());
+    any = any || page->groups_size() > 0;
     for (const v1::GroupEntry& group : page->groups()) {
       if (context.json) {
         json.push_back(GroupToJson(group));
@@ -68,6 +70,10 @@ ExitCode List(const VerbContext& context) {
     context.out << DumpJson({{"groups", json}, {"more", more}}) << "\n";
   } else {
     table.Print(context.out);
+    if (!any) {
+      context.err << "kvtrie: no two sessions share as much as --group_threshold_bits of the "
+                     "server, or that is 0\n";
+    }
     if (more) context.err << "kvtrie: there are more; see --limit\n";
   }
   return ExitCode::kOk;

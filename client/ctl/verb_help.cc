@@ -54,11 +54,20 @@ std::string Synopsis(const std::string& name, const Verb& verb) {
 
 ExitCode Run(const VerbContext& context) {
   const Verb* verb = nullptr;
+  const Verb* before = nullptr;
   std::string name;
   auto choices = AllVerbs();
   for (const std::string& word : context.line.positionals()) {
     verb = FindVerb(choices, word);
+    // Words behind a verb without actions are its own: "groups show", "bench put".
+    const bool takes_words =
+        before != nullptr && before->actions.empty() && !before->positionals.empty();
+    if (verb == nullptr && takes_words) {
+      verb = before;
+      break;
+    }
     if (verb == nullptr) return context.RefuseUsage("unknown command '" + word + "'");
+    before = verb;
     absl::StrAppend(&name, name.empty() ? "" : " ", word);
     choices = verb->actions;
   }

@@ -67,7 +67,10 @@ const Verb kVerifyVerb{
     .positionals_min = 0,
     .positionals_max = 0,
     .summary = "check the trie and read every stored block",
-    .details = "Progress goes to the error output. Exit code 1 when something is wrong.",
+    .details =
+        "Progress goes to the error output. Exit code 1 when something is wrong.\n"
+        "What is put waits while rows are compared with the index: some seconds per million "
+        "blocks.",
     .flags = kFlags,
     .run = Run,
 };

@@ -16,6 +16,9 @@ bool IsInIndex(const NodeRow& row, const IndexNode& node) {
          (!node.has_other() || *frames.other_quality == node.other_quality());
 }
 
+// What the comparison of rows says at most: all of it is one answer.
+constexpr std::uint64_t kFindingsMax = 10'000;
+
 }  // namespace
 
 absl::Status Engine::Core::Verify(bool structure_only, bool repair,
@@ -32,18 +35,22 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
 
   // The trie in memory against itself, and against its rows. Changes stand still meanwhile.
   {
+    std::uint64_t count = 0;
+    const auto found = [&](VerifyFinding finding) {
+      if (++count <= kFindingsMax) progress.findings.push_back(std::move(finding));
+    };
     absl::MutexLock change(&change_mutex_);
     absl::ReaderMutexLock lock(&index_mutex_);
     progress.nodes_total = index_.node_count();
     if (const absl::Status status = index_.CheckInvariants(); !status.ok()) {
-      progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
+      found({TrieNodeId{}, std::string(status.message())});
     }
     const absl::Status runs = runs_->table().CheckInvariants(
         [this](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) { return index_.alive(ref); });
     for (const absl::Status& status :
          {runs, session_ends_.CheckInvariants(), groups_.CheckInvariants()}) {
       if (!status.ok()) {
-        progress.findings.push_back({TrieNodeId{}, std::string(status.message())});
+        found({TrieNodeId{}, std::string(status.message())});
       }
     }
     std::uint64_t row_count = 0;
@@ -56,12 +63,12 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
           const auto row_key = NodeRowKey::Decode(key);
           const auto row = NodeRow::Decode(value);
           if (!row_key || !row.ok()) {
-            progress.findings.push_back({TrieNodeId{}, "a row is damaged"});
+            found({TrieNodeId{}, "a row is damaged"});
             return true;
           }
           const NodeRef ref = index_.FindById(row_key->node);
           if (ref == 0) {
-            progress.findings.push_back({row_key->node, "a row without a node in the index"});
+            found({row_key->node, "a row without a node in the index"});
             return true;
           }
           const IndexNode& node = index_.node(ref);
@@ -72,37 +79,39 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
               const NodeRef named = index_.FindById(reference.node);
               if (named == 0 || index_.node(named).model != node.model ||
                   !index_.node(named).quality_on(reference.rung)) {
-                progress.findings.push_back(
+                found(
                     {row_key->node, absl::StrCat("was coded against block ", reference.node.ToHex(),
                                                  ", which is not stored")});
               } else if (references_.IsMember(reference.node)) {
-                progress.findings.push_back({row_key->node, "was coded against one that was too"});
+                found({row_key->node, "was coded against one that was too"});
               }
             }
           }
           const NodeRef parent = index_.parent(ref);
           if (!IsInIndex(*row, node) || row->depth != node.depth ||
               row->parent != (parent == 0 ? TrieNodeId{} : index_.node(parent).id)) {
-            progress.findings.push_back({row_key->node, "row and index differ"});
+            found({row_key->node, "row and index differ"});
           }
           return true;
         });
-    if (!scanned.ok()) progress.findings.push_back({TrieNodeId{}, scanned.ToString()});
+    if (!scanned.ok()) found({TrieNodeId{}, scanned.ToString()});
     if (row_count != index_.node_count()) {
-      progress.findings.push_back(
-          {TrieNodeId{}, absl::StrCat(row_count, " rows for ", index_.node_count(), " nodes")});
+      found({TrieNodeId{}, absl::StrCat(row_count, " rows for ", index_.node_count(), " nodes")});
     }
     if (!(census == census_)) {
-      progress.findings.push_back({TrieNodeId{}, "the sums of frames are not those of the rows"});
+      found({TrieNodeId{}, "the sums of frames are not those of the rows"});
     }
     if (!(references == references_)) {
-      progress.findings.push_back({TrieNodeId{}, "the counts of references are not the rows'"});
+      found({TrieNodeId{}, "the counts of references are not the rows'"});
     }
     for (const auto& [id, frames] : census.profiles()) {
       if (profiles_->Find(id)) continue;
+      found({TrieNodeId{}, absl::StrCat(frames, " frames name the profile ", id.ToHex(),
+                                        ", which is not stored; put it again")});
+    }
+    if (count > kFindingsMax) {
       progress.findings.push_back(
-          {TrieNodeId{}, absl::StrCat(frames, " frames name the profile ", id.ToHex(),
-                                      ", which is not stored; put it again")});
+          {TrieNodeId{}, absl::StrCat(count - kFindingsMax, " more of these")});
     }
   }
   if (!tell(true)) return absl::CancelledError("verify: stopped");
@@ -116,6 +125,7 @@ absl::Status Engine::Core::Verify(bool structure_only, bool repair,
     }
     if (!tell(false)) return absl::CancelledError("verify: stopped");
   }
+  if (structure_only) progress.nodes_checked = progress.nodes_total;
   for (NodeRef ref = 1; !structure_only; ++ref) {
     std::vector<StoredFrame> frames;
     TenantId tenant;

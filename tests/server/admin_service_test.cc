@@ -136,17 +136,22 @@ TEST(AdminServiceTest, ModelsNodesAndUsageAreListed) {
 TEST(AdminServiceTest, VerifyReportsASoundStore) {
   RunningServer server;
   PutPath(server.cache(), server.RegisterModel(), 10);
-  grpc::ClientContext context;
-  auto stream = server.admin().Verify(&context, v1::VerifyRequest());
-  v1::VerifyResponse last;
-  v1::VerifyResponse response;
-  while (stream->Read(&response)) {
-    EXPECT_EQ(response.findings_size(), 0);
-    last = response;
+  for (const bool structure_only : {false, true}) {
+    SCOPED_TRACE(structure_only);
+    v1::VerifyRequest request;
+    request.set_structure_only(structure_only);
+    grpc::ClientContext context;
+    auto stream = server.admin().Verify(&context, request);
+    v1::VerifyResponse last;
+    v1::VerifyResponse response;
+    while (stream->Read(&response)) {
+      EXPECT_EQ(response.findings_size(), 0);
+      last = response;
+    }
+    EXPECT_TRUE(stream->Finish().ok());
+    EXPECT_TRUE(last.done());
+    EXPECT_EQ(last.nodes_checked(), 10u);
   }
-  EXPECT_TRUE(stream->Finish().ok());
-  EXPECT_TRUE(last.done());
-  EXPECT_EQ(last.nodes_checked(), 10u);
 }
 
 TEST(AdminServiceTest, ConfigShowsSettingsAndLimits) {

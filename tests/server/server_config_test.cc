@@ -134,6 +134,8 @@ TEST(ServerConfigTest, EachKindOfFaultIsRefusedWithItsSetting) {
       {{"--data_dir=/d", "--text_reuse="}, "--text_reuse"},
       {{"--data_dir=/d", "--text_reuse=0"}, "--text_reuse: \"0\""},
       {{"--data_dir=/d", "--text_reuse=all,1"}, "--text_reuse: \"all,1\""},
+      {{"--data_dir=/d", "--text_reuse_forbidden_models=,"},
+       "--text_reuse_forbidden_models: \"\" is not"},
       {{"--data_dir=/d", "--text_reuse_forbidden_models=00ff"},
        "--text_reuse_forbidden_models: \"00ff\""},
       {{"--data_dir=/d", "--text_reuse_forbidden_models=zz0102030405060708090a0b0c0d0e0f"},

@@ -51,6 +51,8 @@ TEST(CliTest, HelpNamesEachVerbAndExitCode) {
   for (const Verb* verb : AllVerbs()) EXPECT_THAT(outcome.out, HasSubstr(std::string(verb->name)));
   EXPECT_THAT(outcome.out, HasSubstr("exit codes:"));
   EXPECT_EQ(RunKvtrie({"--help"}).out, outcome.out);
+  // A command without actions of its own takes words as well.
+  EXPECT_EQ(RunKvtrie({"help", "groups", "show"}).out, RunKvtrie({"help", "groups"}).out);
 }
 
 TEST(CliTest, EachVerbHasHelp) {

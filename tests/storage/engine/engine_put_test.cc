@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <map>
 #include <random>
@@ -731,6 +732,26 @@ TEST_F(EnginePutTest, BlocksOfEqualHashAreToldApartByTheirTokens) {
     EXPECT_EQ(ExpectOwnBytes(pass == 0 ? first : second), 1u);
     EXPECT_EQ(ExpectOwnBytes(pass == 0 ? second : first), 1u);
   }
+}
+
+TEST_F(EnginePutTest, CountsOfBlocksEndWithThePrefix) {
+  Open();
+  const auto tokens = SessionTokens(1, 4 * kTestBlockTokens);
+  const auto refusal = [&](const std::function<void(PutAnnouncement&)>& set) {
+    PutAnnouncement put;
+    put.path = PathOf(tokens);
+    set(put);
+    const auto session = engine_->BeginPut(tenant_, put);
+    EXPECT_TRUE(absl::IsInvalidArgument(session.status())) << session.status();
+    return std::string(session.status().message());
+  };
+  EXPECT_THAT(refusal([](PutAnnouncement& put) { put.first_block = 5; }),
+              testing::HasSubstr("first_block: 5, but the prefix has 4 full blocks"));
+  EXPECT_THAT(refusal([](PutAnnouncement& put) {
+                put.restored_blocks = 5;
+                put.restored_quality = Quality::kHigh;
+              }),
+              testing::HasSubstr("restored_blocks: 5, but the prefix has 4 full blocks"));
 }
 
 }  // namespace

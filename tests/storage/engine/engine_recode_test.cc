@@ -286,10 +286,10 @@ TEST_F(EngineRecodeTest, WhatWasCodedAloneIsCodedAgainstAReferenceThatCameLater)
     if (i == 1) {
       // Without its exact frame, nothing better can be made of it.
       RecodeAll();
-      ASSERT_TRUE(engine_
-                      ->SetRetention(tenant_, SelectionOf(PathOf(sessions[0])),
-                                     {.quality = Quality::kHigh})
-                      .ok());
+      ASSERT_TRUE(
+          engine_
+              ->SetRetention(tenant_, SelectionOf(PathOf(sessions[0])), {.quality = Quality::kHigh})
+              .ok());
     }
     RecodeAll();
     EXPECT_EQ(engine_->Stats().recode_waiting_blocks, 0u);

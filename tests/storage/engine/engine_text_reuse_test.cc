@@ -335,8 +335,11 @@ TEST_F(EngineTextReuseTest, AllOfAPathMayBeReused) {
   for (const auto& result : Put(next)) ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(Matched(longer), 0u);
   PutAnnouncement wrong = next;
-  wrong.first_reused_block = 17;
-  EXPECT_TRUE(absl::IsInvalidArgument(engine_->BeginPut(tenant_, wrong).status()));
+  // Within what was restored; and tokens for blocks.
+  for (const std::uint32_t first : {17u, static_cast<std::uint32_t>(longer.size())}) {
+    wrong.first_reused_block = first;
+    EXPECT_TRUE(absl::IsInvalidArgument(engine_->BeginPut(tenant_, wrong).status())) << first;
+  }
   ExpectSound();
 }
 
