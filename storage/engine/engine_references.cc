@@ -26,7 +26,7 @@ namespace {
 // nothing (QUALITY.md): with three places in all, it is paid for.
 constexpr std::uint32_t kPlacesOfReferences = 2;
 // What one round of maintenance may spend on coding members anew: syncs wait for it.
-constexpr std::chrono::seconds kDetachTimePerRound{1};
+constexpr std::chrono::milliseconds kDetachTimePerRound{250};
 
 }  // namespace
 
