@@ -280,20 +280,21 @@ absl::StatusOr<DeletedCount> Engine::Core::Delete(TenantId tenant, const Selecti
       std::vector<NodeRef> refs;
       std::vector<TrieNodeId> members;
       {
-        absl::MutexLock lock(&index_mutex_);
+        absl::ReaderMutexLock lock(&index_mutex_);
         refs = SelectedNodes(tenant, selection, path, other_ends);
         members = MembersOutside(refs);
-        std::copy_if(members.begin(), members.end(), std::back_inserter(untried),
-                     [&tried](const TrieNodeId& member) { return !tried.contains(member); });
-        for (std::size_t i = 0; !untried.empty() && i < refs.size(); ++i) {
-          const TrieNodeId& node = index_.node(refs[i]).id;
-          if (leaving_.insert(node).second) leaving.push_back(node);
-        }
       }
+      std::copy_if(members.begin(), members.end(), std::back_inserter(untried),
+                   [&tried](const TrieNodeId& member) { return !tried.contains(member); });
       if (untried.empty() || clock_.Monotonic() >= until) {
         KV_RETURN_IF_ERROR(DropMemberFrames(members));
         KV_RETURN_IF_ERROR(Unlink(refs, RemovalReason::kDeleted, &count));
         break;
+      }
+      absl::MutexLock lock(&index_mutex_);
+      for (const NodeRef ref : refs) {
+        const TrieNodeId& node = index_.node(ref).id;
+        if (leaving_.insert(node).second) leaving.push_back(node);
       }
     }
     for (const TrieNodeId& member : untried) {
