@@ -121,10 +121,13 @@ class TriePutSession;
 //   engine_verify.cc    the whole-structure check
 //
 // Locks, in the order in which they are taken:
-//   recode_mutex_  one thread recodes at a time
-//   change_mutex_  held by whoever changes stored rows, over the write to the meta store
-//   index_mutex_   the trie in memory, models and holds; short, never held over I/O
-//   sync_mutex_    what waits for the next sync
+//   recode_mutex_   one thread recodes at a time
+//   room_mutex_     one thread makes room at a time
+//   syncing_mutex_  one sync at a time
+//   change_mutex_   held by whoever changes stored rows, over the write to the meta store
+//   index_mutex_    the trie in memory, models and holds; short, held over I/O by Verify alone
+//   sync_mutex_     what waits for the next sync
+// publish_mutex_ (the queue of finished blocks) is taken with none of them.
 class Engine::Core {
  public:
   Core(const EngineOptions& options, Clock& clock, std::shared_ptr<const BlockCodec> codec);
