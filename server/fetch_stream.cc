@@ -239,7 +239,8 @@ void FetchStream::SetFrame(Slot& slot, LoadedFrame loaded, ByteReservation reser
     if (context_.resident_budget.TryAcquire(frame_bytes)) {
       // Counted there instead, for as long as it stays.
       reservation = ByteReservation(&context_.resident_budget, frame_bytes);
-      slot.frame = std::make_shared<const HeldFrame>(std::move(loaded), std::move(reservation));
+      slot.frame =
+          std::make_shared<const HeldFrame>(HeldFrame{std::move(loaded), std::move(reservation)});
       resident_.emplace(slot.step.block_index, slot.frame);
       return;
     }
@@ -250,7 +251,8 @@ void FetchStream::SetFrame(Slot& slot, LoadedFrame loaded, ByteReservation reser
       return;
     }
   }
-  slot.frame = std::make_shared<const HeldFrame>(std::move(loaded), std::move(reservation));
+  slot.frame =
+      std::make_shared<const HeldFrame>(HeldFrame{std::move(loaded), std::move(reservation)});
 }
 
 void FetchStream::OnFrameRead(std::uint64_t slot_number, ByteReservation reservation,

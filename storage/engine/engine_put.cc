@@ -226,7 +226,8 @@ absl::StatusOr<std::unique_ptr<PutSession>> Engine::Core::BeginPut(TenantId tena
   session->model = put.path.model;
   session->block_tokens = block_tokens;
   session->tokens.assign(put.path.tokens.begin(),
-                         put.path.tokens.begin() + std::size_t{block_count} * block_tokens);
+                         put.path.tokens.begin() +
+                             static_cast<std::ptrdiff_t>(std::size_t{block_count} * block_tokens));
   session->salt = put.path.salt;
   for (const ExtraKey& extra : put.path.extra_keys) {
     session->extra_keys.emplace(extra.block_index, extra.key);

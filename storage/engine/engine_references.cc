@@ -306,22 +306,23 @@ void Engine::Core::SearchRuns(
                  .first_token = first_block * path.registered->spec.block_tokens,
                  .usable = usable};
   RunFindings found;
-  SearchInRounds(path.tenant, kSearchReadsMax, [&](bool is_last) {
-    const auto slot = index_.FindModel(path.tenant, path.model);
-    if (!slot) return std::span<const NodeRef>();
-    query.model = *slot;
-    std::vector<NodeRef> own_path;
-    for (const TrieNodeId& node : path.nodes) {
-      const NodeRef ref = index_.FindById(node);
-      if (ref == 0) return std::span<const NodeRef>();
-      own_path.push_back(ref);
-    }
-    query.own_path = own_path;
-    found = all_places ? runs_->FindMaximalRuns(index_, query) : runs_->FindRuns(index_, query);
-    if (!found.unread.empty() && !is_last) return std::span<const NodeRef>(found.unread);
-    take(found.runs, own_path);
-    return std::span<const NodeRef>();
-  });
+  SearchInRounds(
+      path.tenant, kSearchReadsMax, [&](bool is_last) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+        const auto slot = index_.FindModel(path.tenant, path.model);
+        if (!slot) return std::span<const NodeRef>();
+        query.model = *slot;
+        std::vector<NodeRef> own_path;
+        for (const TrieNodeId& node : path.nodes) {
+          const NodeRef ref = index_.FindById(node);
+          if (ref == 0) return std::span<const NodeRef>();
+          own_path.push_back(ref);
+        }
+        query.own_path = own_path;
+        found = all_places ? runs_->FindMaximalRuns(index_, query) : runs_->FindRuns(index_, query);
+        if (!found.unread.empty() && !is_last) return std::span<const NodeRef>(found.unread);
+        take(found.runs, own_path);
+        return std::span<const NodeRef>();
+      });
 }
 
 std::map<std::uint32_t, BlockReferences> Engine::Core::FindReferences(

@@ -46,28 +46,30 @@ std::vector<Engine::Core::FoundText> Engine::Core::FindReusableText(TenantId ten
                 .extra_keys = query.path.extra_keys,
                 .first_token = std::max(first_token, kFirstReusable)};
   RunFindings found;
-  SearchInRounds(tenant, kSearchReadsMax, [&](bool is_last) {
-    std::vector<NodeRef> own_path;
-    for (const auto& [ref, id] : walked.nodes) {
-      if (!index_.alive(ref) || index_.node(ref).id != id) break;
-      own_path.push_back(ref);
-    }
-    runs.own_path = own_path;
-    runs.usable = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
-      return MayBeReused(ref, query.min_quality);
-    };
-    found = runs_->FindRuns(index_, runs);
-    if (!found.unread.empty() && !is_last) return std::span<const NodeRef>(found.unread);
-    for (TextRun& run : found.runs) {  // longest first
-      LeaveOutFirstToken(&run);
-      if (run.token_count < query.text_reuse_min_tokens) continue;
-      if (text.size() == kReusableRunsMax) break;
-      FoundText& part = text.emplace_back();
-      for (const NodeRef ref : run.nodes) part.ids.push_back(index_.node(ref).id);
-      part.run = std::move(run);
-    }
-    return std::span<const NodeRef>();
-  });
+  SearchInRounds(tenant, kSearchReadsMax,
+                 [&](bool is_last) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+                   std::vector<NodeRef> own_path;
+                   for (const auto& [ref, id] : walked.nodes) {
+                     if (!index_.alive(ref) || index_.node(ref).id != id) break;
+                     own_path.push_back(ref);
+                   }
+                   runs.own_path = own_path;
+                   runs.usable = [&](NodeRef ref) ABSL_SHARED_LOCKS_REQUIRED(index_mutex_) {
+                     return MayBeReused(ref, query.min_quality);
+                   };
+                   found = runs_->FindRuns(index_, runs);
+                   if (!found.unread.empty() && !is_last)
+                     return std::span<const NodeRef>(found.unread);
+                   for (TextRun& run : found.runs) {  // longest first
+                     LeaveOutFirstToken(&run);
+                     if (run.token_count < query.text_reuse_min_tokens) continue;
+                     if (text.size() == kReusableRunsMax) break;
+                     FoundText& part = text.emplace_back();
+                     for (const NodeRef ref : run.nodes) part.ids.push_back(index_.node(ref).id);
+                     part.run = std::move(run);
+                   }
+                   return std::span<const NodeRef>();
+                 });
   std::sort(text.begin(), text.end(), [](const FoundText& a, const FoundText& b) {
     return a.run.first_token < b.run.first_token;
   });
