@@ -225,7 +225,7 @@ TEST_F(PutCallTest, DrippingWriterIsEnded) {
 }
 
 TEST_F(PutCallTest, IdleStreamsDoNotStall) {
-  Start([](ServerConfig* config) { config->stream_stall_limit = std::chrono::milliseconds(20); });
+  Start([](ServerConfig* config) { config->stream_stall_limit = std::chrono::milliseconds(100); });
   grpc::ClientContext context;
   auto stream = server_->cache().Put(&context);
   Plan(*stream, 1, 1);
