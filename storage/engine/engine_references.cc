@@ -28,6 +28,19 @@ constexpr std::uint32_t kPlacesOfReferences = 2;
 // What one round of maintenance may spend on coding members anew: syncs wait for it.
 constexpr std::chrono::milliseconds kDetachTimePerRound{250};
 
+std::string CodedAgainst(std::uint32_t block, const TrieNodeId& reference) {
+  return absl::StrCat("block ", block, ": it was coded against block ", reference.ToHex());
+}
+
+// To the writer of a block, who can do without.
+absl::Status RefuseReference(std::uint32_t block, const TrieNodeId& reference,
+                             absl::string_view why) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(CodedAgainst(block, reference), ", ", why, "; code it again without"));
+}
+
+bool IsFiner(Quality quality, Quality than) { return IsAtLeast(quality, than) && quality != than; }
+
 }  // namespace
 
 void Engine::Core::CountFrame(NodeRef ref, const RungRow& rung) {
@@ -53,7 +66,6 @@ void Engine::Core::CheckCodedAgainst(const TriePutSession& session,
     bool is_member = false;
     std::vector<TokenId> tokens;
     std::optional<KvDigest> digest;
-    PayloadLocation at;
   };
   std::map<TrieNodeId, Known> references;
   for (const MemberToCheck& member : members) {
@@ -78,7 +90,6 @@ void Engine::Core::CheckCodedAgainst(const TriePutSession& session,
     if (auto tokens = TokensOf(offered.node, session.model); tokens.ok()) {
       known.tokens = *std::move(tokens);
     }
-    known.at = offered.at;
     known.digest = reference_digests_.Find(offered.at);
     if (known.digest) continue;
     for (const StoredFrame& frame : FramesToReference(offered.node)) {
@@ -107,27 +118,23 @@ void Engine::Core::CheckCodedAgainst(const TriePutSession& session,
   const auto fault = [&](const MemberToCheck& member) -> absl::Status {
     const std::uint32_t block = member.item->block;
     const std::span<const TokenId> tokens = session.tokens_of(block);
-    const auto of = [&](const FrameReference& reference) {
-      return absl::StrCat("block ", block, ": it was coded against block ", reference.node.ToHex());
-    };
     for (const FrameReference& reference : member.table->references) {
       const Known& known = references[reference.node];
       if (known.is_member) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            of(reference), ", which was itself coded against others; code it again without"));
+        return RefuseReference(block, reference.node, "which was itself coded against others");
       }
       if (!known.first_position || known.tokens.empty() || !known.digest) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            of(reference), ", which is not stored so any more; code it again without"));
+        return RefuseReference(block, reference.node, "which is not stored so any more");
       }
       if (reference.first_position != *known.first_position) {
         return absl::InvalidArgumentError(
-            absl::StrCat(of(reference), " as if that began at position ", reference.first_position,
-                         "; it begins at ", *known.first_position));
+            absl::StrCat(CodedAgainst(block, reference.node), " as if that began at position ",
+                         reference.first_position, "; it begins at ", *known.first_position));
       }
       if (reference.digest != *known.digest) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            of(reference), ", whose KV is another one here; fetch it again, or code without"));
+        return absl::FailedPreconditionError(
+            absl::StrCat(CodedAgainst(block, reference.node),
+                         ", whose KV is another one here; fetch it again, or code without"));
       }
     }
     for (const ReferenceRun& run : member.table->runs) {
@@ -135,8 +142,9 @@ void Engine::Core::CheckCodedAgainst(const TriePutSession& session,
       const auto there = std::span<const TokenId>(references[reference.node].tokens)
                              .subspan(run.offset, run.token_count);
       if (!std::ranges::equal(tokens.subspan(run.first_token, run.token_count), there)) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            of(reference), " from token ", run.first_token, " on, where that has others"));
+        return absl::InvalidArgumentError(absl::StrCat(CodedAgainst(block, reference.node),
+                                                       " from token ", run.first_token,
+                                                       " on, where that has others"));
       }
     }
     return absl::OkStatus();
@@ -149,9 +157,7 @@ absl::Status Engine::Core::CheckReferences(const PublishItem& item) {
   const TriePutSession& session = *item.session;
   const TrieNodeId& own = session.blocks[item.block].id;
   const auto refuse = [&item](const RungReference& reference, absl::string_view why) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("block ", item.block, ": it was coded against block ", reference.node.ToHex(),
-                     ", ", why, "; code it again without"));
+    return RefuseReference(item.block, reference.node, why);
   };
   for (const RungReference& reference : item.rung.references) {
     const auto offered = std::find_if(
@@ -260,8 +266,8 @@ Engine::Core::DecodedReferences Engine::Core::DecodeReferences(
 bool Engine::Core::MayBeReference(NodeRef ref, Quality quality) const {
   const IndexNode& node = index_.node(ref);
   return node.has_frame() && node.codec() == CodecId::kResidual &&
-         IsAtLeast(node.quality(), quality) && node.quality() != quality &&
-         !node.expired(NowSeconds()) && !leaving_.contains(node.id);
+         IsFiner(node.quality(), quality) && !node.expired(NowSeconds()) &&
+         !leaving_.contains(node.id);
 }
 
 void Engine::Core::AddRun(const TextRun& run, std::span<const NodeRef> own_path,
@@ -405,7 +411,7 @@ CodingPlan Engine::Core::PlanCoding(const StoredPath& path, std::span<const Toke
 
   const ProfileLevel* finer = nullptr;  // the next one
   for (const ProfileLevel& other : info->header.levels) {
-    if (other.quality == level || !IsAtLeast(other.quality, level)) continue;
+    if (!IsFiner(other.quality, level)) continue;
     if (finer == nullptr || IsAtLeast(finer->quality, other.quality)) finer = &other;
   }
   if (finer == nullptr) return plan;
@@ -545,7 +551,7 @@ Engine::Core::FinestLevel Engine::Core::FinestLevelFor(const RegisteredModel& mo
     const auto info = profiles_->Find(id);
     if (!info) continue;
     for (const auto& level : info->header.levels) {
-      if (IsAtLeast(level.quality, finest.quality) && level.quality != finest.quality) {
+      if (IsFiner(level.quality, finest.quality)) {
         finest = {id, level.quality};
       }
     }
@@ -579,7 +585,7 @@ absl::Status Engine::Core::TryDetach(const TrieNodeId& member) {
   const RungRow* const own = row.FindRung(Rung::kCoded);
   const FinestLevel finest =
       FinestLevelFor(*path.registered, own == nullptr ? ProfileId{} : own->profile);
-  if (!IsAtLeast(finest.quality, frame->quality) || finest.quality == frame->quality) {
+  if (!IsFiner(finest.quality, frame->quality)) {
     return absl::FailedPreconditionError("no profile for it has a finer level");
   }
   KV_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, TokensOfPath(path));

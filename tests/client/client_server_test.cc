@@ -414,8 +414,6 @@ INSTANTIATE_TEST_SUITE_P(Lanes, ClientServerTest,
                                                                  : "Auto";
                          });
 
-// --- the CLI ---
-
 // The client cuts paths into pieces for the lane before it knows that there is none.
 TEST(AutoLaneTest, LongPathsArePutOverGrpcWhereThereIsNoLane) {
   ServerProcess server({"--local_socket="});
@@ -442,6 +440,8 @@ TEST(AutoLaneTest, LongPathsArePutOverGrpcWhereThereIsNoLane) {
     EXPECT_EQ(found->matched_blocks(), kBlocks);
   }
 }
+
+// --- the CLI ---
 
 class CliServerTest : public ::testing::Test {
  protected:
