@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "storage/base/status_macros.h"
 #include "storage/codec/profile_codec.h"
 
 namespace kvtrie {
@@ -39,13 +40,8 @@ absl::StatusOr<std::shared_ptr<const FrameCodec>> CodecCache::Get(const ModelSpe
   std::uint64_t bytes = kFailureBytes;
   auto loaded = load();
   if (loaded.ok()) {
-    auto codec = CodecOfProfile(spec, profile, loaded->view);
-    if (codec.ok()) {
-      bytes = kBytesPerProfileByte * loaded->view.size();
-      result = std::make_shared<const FrameCodec>(spec, *std::move(codec));
-    } else {
-      result = codec.status();
-    }
+    result = MakeCodec(spec, profile, loaded->view);
+    if (result.ok()) bytes = kBytesPerProfileByte * loaded->view.size();
   } else {
     result = loaded.status();
   }
@@ -66,6 +62,22 @@ absl::StatusOr<std::shared_ptr<const FrameCodec>> CodecCache::Get(const ModelSpe
   stats_.codecs += result.ok() ? 1 : 0;
   Shrink(key);
   return result;
+}
+
+CodecCache::Result CodecCache::MakeCodec(const ModelSpec& spec, const ProfileId& profile,
+                                         std::span<const std::byte> bytes) const {
+  KV_ASSIGN_OR_RETURN(std::shared_ptr<const ResidualCodec> residual,
+                      CodecOfProfile(spec, profile, bytes));
+  std::shared_ptr<const BlockCoder> coder;
+  if (backend_ != nullptr) {
+    auto made = backend_->CoderFor(spec, residual);
+    if (made.ok()) {
+      coder = *std::move(made);
+    } else if (!absl::IsUnavailable(made.status())) {
+      return made.status();
+    }
+  }
+  return std::make_shared<const FrameCodec>(spec, std::move(residual), std::move(coder));
 }
 
 void CodecCache::Shrink(const Key& keep) {

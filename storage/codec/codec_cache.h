@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "storage/codec/block_coder.h"
 #include "storage/codec/frame_codec.h"
 #include "storage/kv/ids.h"
 #include "storage/kv/model_spec.h"
@@ -26,15 +27,17 @@ struct CodecCacheStats {
   std::uint64_t bytes = 0;   // that they take; an estimate from their profiles' sizes
 };
 
-// Codecs of models with their profiles, made on first use and kept within a bound of memory; the one
-// that was not used for longest goes first. Each is made once, by the first who asks; others wait
-// for it. That a profile cannot be used for a model is kept too: its bytes never change.
+// Codecs of models with their profiles, made on first use and kept within a bound of memory; the
+// one that was not used for longest goes first. Each is made once, by the first who asks; others
+// wait for it. That a profile cannot be used for a model is kept too: its bytes never change.
 //
-// A codec that is in use lives on when it is dropped here. One that is larger than the bound is kept
-// alone. Thread-safe.
+// A codec that is in use lives on when it is dropped here. One that is larger than the bound is
+// kept alone. Thread-safe.
 class CodecCache {
  public:
-  explicit CodecCache(std::size_t bytes_max) : bytes_max_(bytes_max) {}
+  // `backend` codes for the codecs, and outlives them; null: the threads that call them do.
+  explicit CodecCache(std::size_t bytes_max, const CodecBackend* backend = nullptr)
+      : bytes_max_(bytes_max), backend_(backend) {}
 
   // Bytes of a profile, and what keeps them alive.
   struct ProfileBytes {
@@ -63,8 +66,11 @@ class CodecCache {
   };
 
   void Shrink(const Key& keep) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Result MakeCodec(const ModelSpec& spec, const ProfileId& profile,
+                   std::span<const std::byte> bytes) const;
 
   const std::size_t bytes_max_;
+  const CodecBackend* const backend_;
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<Key, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
   CodecCacheStats stats_ ABSL_GUARDED_BY(mutex_);

@@ -27,8 +27,31 @@ std::vector<std::uint32_t> SectionBytes(const FrameView& frame) {
 
 }  // namespace
 
-FrameCodec::FrameCodec(const ModelSpec& spec, std::shared_ptr<const ResidualCodec> residual)
-    : geometry_(spec), model_(spec.Digest()), residual_(std::move(residual)) {}
+FrameCodec::FrameCodec(const ModelSpec& spec, std::shared_ptr<const ResidualCodec> residual,
+                       std::shared_ptr<const BlockCoder> coder)
+    : geometry_(spec),
+      model_(spec.Digest()),
+      residual_(std::move(residual)),
+      coder_(std::move(coder)) {
+  KV_CHECK(coder_ == nullptr || residual_ != nullptr);
+}
+
+absl::StatusOr<std::vector<EncodedBlock>> FrameCodec::EncodeBlocks(
+    std::span<const BlockToEncode> blocks, Quality quality) const {
+  if (coder_ != nullptr) {
+    auto encoded = coder_->Encode(blocks, quality);
+    if (!absl::IsUnavailable(encoded.status())) return encoded;
+  }
+  return residual_->Encode(blocks, quality);
+}
+
+absl::Status FrameCodec::DecodeBlocks(std::span<const BlockToDecode> blocks) const {
+  if (coder_ != nullptr) {
+    absl::Status status = coder_->Decode(blocks);
+    if (!absl::IsUnavailable(status)) return status;
+  }
+  return residual_->Decode(blocks);
+}
 
 EncodedFrame FrameCodec::Frame(CodecId codec, Quality quality, std::span<const std::byte> body,
                                std::span<const std::uint32_t> section_bytes) const {
@@ -75,8 +98,7 @@ absl::StatusOr<std::vector<EncodedFrame>> FrameCodec::EncodeWithProfile(
     to_encode.push_back(blocks[i]);
     again.push_back(i);
   }
-  KV_ASSIGN_OR_RETURN(const std::vector<EncodedBlock> encoded,
-                      residual_->Encode(to_encode, quality));
+  KV_ASSIGN_OR_RETURN(const std::vector<EncodedBlock> encoded, EncodeBlocks(to_encode, quality));
   std::vector<EncodedFrame> frames;
   for (std::size_t i = 0; i < encoded.size(); ++i) {
     // Too many tokens that must be kept as they are.
@@ -145,7 +167,7 @@ absl::Status FrameCodec::DecodeWithProfile(std::span<const FrameToDecode> frames
                       .is_referenced = frames[i].frame.codec() == CodecId::kReferenced,
                       .references = frames[i].references});
   }
-  return residual_->Decode(blocks);
+  return DecodeBlocks(blocks);
 }
 
 absl::Status FrameCodec::Decode(std::span<const FrameToDecode> frames) const {

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "storage/codec/block_coder.h"
 #include "storage/codec/frame.h"
 #include "storage/codec/residual_codec.h"
 #include "storage/codec/rotated.h"
@@ -42,8 +43,10 @@ struct FrameToDecode {
 // Immutable, thread-safe.
 class FrameCodec {
  public:
-  // `residual` may be null: the model has no profile then. It is of this spec.
-  FrameCodec(const ModelSpec& spec, std::shared_ptr<const ResidualCodec> residual);
+  // `residual` may be null: the model has no profile then. It is of this spec. `coder` does its
+  // work; null: the calling thread does. What the coder is not available for falls to the thread.
+  FrameCodec(const ModelSpec& spec, std::shared_ptr<const ResidualCodec> residual,
+             std::shared_ptr<const BlockCoder> coder = nullptr);
 
   // Null: without a profile.
   const ResidualCodec* residual() const { return residual_.get(); }
@@ -73,10 +76,14 @@ class FrameCodec {
   absl::StatusOr<std::vector<EncodedFrame>> EncodeWithProfile(std::span<const BlockToEncode> blocks,
                                                               Quality quality) const;
   absl::Status DecodeWithProfile(std::span<const FrameToDecode> frames) const;
+  absl::StatusOr<std::vector<EncodedBlock>> EncodeBlocks(std::span<const BlockToEncode> blocks,
+                                                         Quality quality) const;
+  absl::Status DecodeBlocks(std::span<const BlockToDecode> blocks) const;
 
   const KvGeometry geometry_;
   const ModelId model_;
   const std::shared_ptr<const ResidualCodec> residual_;
+  const std::shared_ptr<const BlockCoder> coder_;
 };
 
 }  // namespace kvtrie
