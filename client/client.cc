@@ -69,6 +69,7 @@ absl::Status CheckOptions(const ClientOptions& options) {
   if (options.coding_threads < 1 || options.coding_threads > 256) {
     return absl::InvalidArgumentError("coding_threads: 1 to 256");
   }
+  if (options.coding == Coding::kWorker) KV_RETURN_IF_ERROR(options.workers.Validate());
   return absl::OkStatus();
 }
 
@@ -96,7 +97,16 @@ Client::Client(ClientOptions options)
     : options_(std::move(options)),
       channels_(options_),
       retry_budget_(options_.retry, SystemClock()),
-      codecs_(options_.codec_memory_bytes),
+      workers_(
+          options_.coding != Coding::kWorker
+              ? nullptr
+              : std::make_unique<const WorkerBackend>(
+                    options_.workers,
+                    [this](const ProfileId& id) -> absl::StatusOr<WorkerBackend::ProfileBytes> {
+                      KV_ASSIGN_OR_RETURN(std::vector<std::byte> bytes, GetProfile(id));
+                      return std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+                    })),
+      codecs_(options_.codec_memory_bytes, workers_.get()),
       references_(options_.reference_cache_bytes),
       random_(std::random_device()()) {}
 
@@ -402,7 +412,7 @@ absl::StatusOr<std::shared_ptr<const FrameCodec>> Client::CodecFor(const KnownMo
 
 bool Client::DecodesHere(const KnownModel* model, std::span<const FetchTarget> targets,
                          const FetchOptions& options) const {
-  return options_.coding == Coding::kInProcess && options.form == BlockForm::kRaw &&
+  return options_.coding != Coding::kServer && options.form == BlockForm::kRaw &&
          options.min_quality != Quality::kExact && model != nullptr &&
          std::all_of(targets.begin(), targets.end(), [model](const FetchTarget& target) {
            return target.tokens.size() == model->geometry.block_tokens() &&
@@ -707,7 +717,7 @@ absl::StatusOr<RunsReport> Client::FetchRuns(const ModelId& model, const v1::Loo
   // Blocks at the ends of runs have tokens that the prompt does not tell: the server decodes those,
   // in a call of their own.
   const bool decodes_here =
-      options_.coding == Coding::kInProcess && options.min_quality != Quality::kExact;
+      options_.coding != Coding::kServer && options.min_quality != Quality::kExact;
   std::vector<std::size_t> order(sources.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const auto cut = std::stable_partition(order.begin(), order.end(), [&](std::size_t i) {
@@ -755,7 +765,7 @@ ProfileId Client::NewestProfile(const KnownModel& model, const ModelId& id) {
 }
 
 std::shared_ptr<const FrameCodec> Client::EncoderFor(const PutPath& path, Deadline deadline) {
-  if (options_.coding != Coding::kInProcess || path.form != BlockForm::kRaw) return nullptr;
+  if (options_.coding == Coding::kServer || path.form != BlockForm::kRaw) return nullptr;
   if (path.quality == Quality::kExact && !path.pack_exact) return nullptr;
   const ModelId& id = path.path.model;
   const std::shared_ptr<const KnownModel> model = Known(id);

@@ -31,6 +31,7 @@
 #include "client/reference_decoding.h"
 #include "client/retry.h"
 #include "client/reuse_types.h"
+#include "client/worker_backend.h"
 #include "kvtrie/v1/cache.pb.h"
 #include "storage/codec/codec_cache.h"
 #include "storage/kv/ids.h"
@@ -162,6 +163,10 @@ class Client {
   const std::shared_ptr<LocalRegion>& local_region() const { return region_; }
 
   const ClientStats& stats() const { return stats_; }
+  // Of Coding::kWorker; all 0 without.
+  WorkerBackendStats worker_stats() const {
+    return workers_ == nullptr ? WorkerBackendStats{} : workers_->Stats();
+  }
 
  private:
   explicit Client(ClientOptions options);
@@ -242,6 +247,7 @@ class Client {
   const ClientOptions options_;
   ChannelPool channels_;
   RetryBudget retry_budget_;
+  const std::unique_ptr<const WorkerBackend> workers_;  // null: this process codes
   CodecCache codecs_;
   ReferenceCache references_;
   ClientStats stats_;

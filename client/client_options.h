@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "client/retry.h"
+#include "client/worker_options.h"
 
 namespace grpc {
 class ChannelCredentials;
@@ -24,7 +25,10 @@ enum class Lane {
 // Where raw KV becomes frames of less than exact quality, and raw KV again.
 enum class Coding {
   kInProcess,  // in this library: frames travel
-  kServer,     // raw KV travels: what is put is stored exact, what is fetched the server decodes
+  // As kInProcess, with the work done by ClientOptions::workers; what they do not do in time, the
+  // library does. Fetches layer by layer (FetchOptions::on_layer) are decoded in the library.
+  kWorker,
+  kServer,  // raw KV travels: what is put is stored exact, what is fetched the server decodes
 };
 
 struct ClientOptions {
@@ -38,6 +42,7 @@ struct ClientOptions {
   std::shared_ptr<grpc::ChannelCredentials> credentials;
 
   Coding coding = Coding::kInProcess;
+  WorkerOptions workers;  // of Coding::kWorker
 
   // --- how fast it does it ---
 
@@ -57,7 +62,8 @@ struct ClientOptions {
   std::size_t codec_memory_bytes = std::size_t{512} << 20;
   // Frames that fetched blocks were coded against, kept for the next ones; 0: none.
   std::size_t reference_cache_bytes = std::size_t{64} << 20;
-  // Threads that one Put or Fetch codes with, the calling one among them.
+  // Threads that one Put or Fetch codes with, the calling one among them. With workers, so many
+  // batches are under way at a time.
   int coding_threads = 1;
   // A connection that is silent for so long is probed. Below 5 minutes a server with gRPC's
   // defaults hangs up.

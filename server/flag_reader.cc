@@ -83,7 +83,8 @@ absl::StatusOr<std::vector<FlagSetting>> ParseFlagFile(absl::string_view file_na
 }
 
 absl::StatusOr<std::vector<FlagSetting>> ParseArguments(
-    std::span<const char* const> arguments, bool (*takes_value)(absl::string_view name)) {
+    std::span<const char* const> arguments,
+    absl::FunctionRef<bool(absl::string_view name)> takes_value) {
   const std::string where = "command line";
   std::vector<FlagSetting> settings;
   std::set<std::string> seen;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -29,7 +30,8 @@ absl::StatusOr<std::vector<FlagSetting>> ParseFlagFile(absl::string_view file_na
 // The arguments after the program's name: "--name=value", "--name value" (when `takes_value` says
 // so of the name) or "--name". InvalidArgument: something else.
 absl::StatusOr<std::vector<FlagSetting>> ParseArguments(
-    std::span<const char* const> arguments, bool (*takes_value)(absl::string_view name));
+    std::span<const char* const> arguments,
+    absl::FunctionRef<bool(absl::string_view name)> takes_value);
 
 // The name that is most like `name`; empty when none is.
 std::string NearestName(absl::string_view name, std::span<const std::string> names);

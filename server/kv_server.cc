@@ -1,6 +1,5 @@
 #include "server/kv_server.h"
 
-#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
@@ -12,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/connection_limits.h"
 #include "server/metrics.h"
 #include "storage/base/status_macros.h"
 #include "storage/engine/profile_block_codec.h"
@@ -24,36 +24,10 @@ constexpr std::chrono::milliseconds kTickPeriod{1000};
 // broken.
 constexpr std::chrono::seconds kTickMax{30};
 
-// Clients ping as often as this to keep connections through idle times open; gRPC's default would
-// cut off those that ping more often than every five minutes.
-constexpr int kMinPingIntervalMs = 10'000;
-constexpr int kKeepaliveTimeMs = 60'000;
-constexpr int kKeepaliveTimeoutMs = 20'000;
-
-// What one stream may have under way in each direction. Probing for bandwidth is off: it would let
-// windows, and with them the memory per connection, grow without our say.
-constexpr int kStreamWindowBytes = 4 << 20;
-constexpr int kFrameBytesMax = 1 << 20;
-
-void SetChannelLimits(const ServerConfig& config, grpc::ServerBuilder* builder) {
-  builder->SetMaxReceiveMessageSize(static_cast<int>(config.message_bytes_max));
-  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
-                              static_cast<int>(config.streams_per_connection_max));
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                              kMinPingIntervalMs);
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytesMax);
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  // Two servers on one port would share its clients without a word.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  if (config.connection_age_max.count() > 0) {
-    builder->AddChannelArgument(
-        GRPC_ARG_MAX_CONNECTION_AGE_MS,
-        static_cast<int>(std::min<std::int64_t>(config.connection_age_max.count(), INT32_MAX)));
-  }
+ConnectionLimits LimitsOf(const ServerConfig& config) {
+  return {.message_bytes_max = config.message_bytes_max,
+          .streams_per_connection_max = config.streams_per_connection_max,
+          .connection_age_max = config.connection_age_max};
 }
 
 }  // namespace
@@ -69,18 +43,40 @@ KvServer::KvServer(const ServerConfig& config, Clock& clock)
 
 absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(const ServerConfig& config,
                                                           Clock& clock) {
-  return Start(config, clock,
-               std::make_shared<ProfileBlockCodec>(config.engine.codec_memory_bytes));
+  std::unique_ptr<KvServer> server(new KvServer(config, clock));
+  KV_RETURN_IF_ERROR(server->Open(server->MakeCodec()));
+  return server;
 }
 
 absl::StatusOr<std::unique_ptr<KvServer>> KvServer::Start(const ServerConfig& config, Clock& clock,
                                                           std::shared_ptr<const BlockCodec> codec) {
   std::unique_ptr<KvServer> server(new KvServer(config, clock));
-  KV_RETURN_IF_ERROR(server->StartHttp());
-  KV_RETURN_IF_ERROR(server->OpenStore(std::move(codec)));
-  KV_RETURN_IF_ERROR(server->StartServices());
-  server->LogStart();
+  KV_RETURN_IF_ERROR(server->Open(std::move(codec)));
   return server;
+}
+
+absl::Status KvServer::Open(std::shared_ptr<const BlockCodec> codec) {
+  KV_RETURN_IF_ERROR(StartHttp());
+  KV_RETURN_IF_ERROR(OpenStore(std::move(codec)));
+  KV_RETURN_IF_ERROR(StartServices());
+  LogStart();
+  return absl::OkStatus();
+}
+
+// With workers that miss profiles, these come from the store.
+std::shared_ptr<const BlockCodec> KvServer::MakeCodec() {
+  if (!config_.workers.targets.empty()) {
+    workers_ = std::make_unique<const WorkerBackend>(
+        config_.workers,
+        [this](const ProfileId& id) -> absl::StatusOr<WorkerBackend::ProfileBytes> {
+          KV_ASSIGN_OR_RETURN(const auto reader, open_engine_.load()->OpenProfile(id));
+          std::vector<std::byte> bytes(reader->info().header.profile_bytes());
+          KV_RETURN_IF_ERROR(reader->Read(0, bytes));
+          return std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+        },
+        clock_);
+  }
+  return std::make_shared<ProfileBlockCodec>(config_.engine.codec_memory_bytes, workers_.get());
 }
 
 KvServer::~KvServer() {
@@ -176,7 +172,7 @@ absl::Status KvServer::BuildDataServer() {
   grpc::ResourceQuota quota("kvtrie");
   quota.Resize(config_.grpc_memory_bytes);
   builder.SetResourceQuota(quota);
-  SetChannelLimits(config_, &builder);
+  SetConnectionLimits(LimitsOf(config_), &builder);
   int port = 0;
   builder.AddListeningPort(config_.listen.WithPort(config_.listen.port),
                            grpc::InsecureServerCredentials(), &port);
@@ -192,7 +188,7 @@ absl::Status KvServer::BuildDataServer() {
 
 absl::Status KvServer::BuildAdminServer() {
   grpc::ServerBuilder builder;
-  SetChannelLimits(config_, &builder);
+  SetConnectionLimits(LimitsOf(config_), &builder);
   int port = 0;
   builder.AddListeningPort(config_.admin_listen.WithPort(config_.admin_listen.port),
                            grpc::InsecureServerCredentials(), &port);
@@ -306,6 +302,7 @@ std::vector<prometheus::MetricFamily> KvServer::CollectMetrics() const {
       .uptime_seconds =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count()}));
   if (const Engine* engine = open_engine_) add(ToMetrics(engine->Stats()));
+  if (workers_ != nullptr) add(ToMetrics(workers_->Stats()));
   return families;
 }
 

@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "client/worker_backend.h"
 #include "server/admin_service.h"
 #include "server/cache_service.h"
 #include "server/http_endpoint.h"
@@ -71,6 +72,8 @@ class KvServer {
  private:
   KvServer(const ServerConfig& config, Clock& clock);
 
+  std::shared_ptr<const BlockCodec> MakeCodec();
+  absl::Status Open(std::shared_ptr<const BlockCodec> codec);
   absl::Status StartHttp();
   absl::Status OpenStore(std::shared_ptr<const BlockCodec> codec);
   absl::Status StartServices();
@@ -108,6 +111,7 @@ class KvServer {
 
   std::unique_ptr<TimerThread> timer_;
   std::unique_ptr<HttpEndpoint> http_;
+  std::unique_ptr<const WorkerBackend> workers_;  // null: the engine's threads code
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<GeometryCache> geometries_;
   std::unique_ptr<ServiceContext> context_;

@@ -256,6 +256,26 @@ std::vector<prometheus::MetricFamily> ToMetrics(const ServerGauges& gauges) {
   };
 }
 
+std::vector<prometheus::MetricFamily> ToMetrics(const WorkerBackendStats& workers) {
+  using prometheus::MetricType;
+  const auto number = [](std::uint64_t value) { return static_cast<double>(value); };
+  return {
+      Family("kvtrie_worker_pool_blocks_total", "Blocks that workers coded for this server.",
+             MetricType::Counter, number(workers.blocks_total)),
+      Family("kvtrie_worker_pool_own_blocks_total",
+             "Blocks that this server coded, since no worker did in time or may.",
+             MetricType::Counter, number(workers.own_blocks_total)),
+      Family("kvtrie_worker_pool_failed_calls_total", "Calls to workers that failed.",
+             MetricType::Counter, number(workers.failed_calls_total)),
+      Family("kvtrie_worker_pool_sent_profiles_total", "Profiles sent to workers.",
+             MetricType::Counter, number(workers.sent_profiles_total)),
+      Family("kvtrie_worker_pool_usable_workers", "Workers that are asked now.", MetricType::Gauge,
+             number(workers.usable_workers)),
+      Family("kvtrie_worker_pool_workers", "Workers that are known.", MetricType::Gauge,
+             number(workers.workers)),
+  };
+}
+
 std::vector<std::pair<std::string, std::uint64_t>> CountersByName(const EngineStats& stats) {
   std::vector<std::pair<std::string, std::uint64_t>> counters;
   for (const StatMetric& metric : kCounters)

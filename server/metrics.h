@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "client/worker_backend.h"
 #include "prometheus/collectable.h"
 #include "prometheus/metric_family.h"
 #include "storage/engine/engine_stats.h"
@@ -23,6 +24,8 @@ struct ServerGauges {
 // All names of metrics of the store, in one place: kvtrie_<subject>_<unit>[_total].
 std::vector<prometheus::MetricFamily> ToMetrics(const EngineStats& stats);
 std::vector<prometheus::MetricFamily> ToMetrics(const ServerGauges& gauges);
+// Of the workers that code for it.
+std::vector<prometheus::MetricFamily> ToMetrics(const WorkerBackendStats& workers);
 
 // The counters of the store by name, as GetStatus shows them.
 std::vector<std::pair<std::string, std::uint64_t>> CountersByName(const EngineStats& stats);

@@ -7,10 +7,10 @@ namespace kvtrie {
 namespace {
 
 constexpr std::array<const char*, kRpcMethodCount> kRpcNames = {
-    "RegisterModel", "PutProfile", "GetProfile", "ListProfiles", "DeleteProfile",
-    "Lookup",        "Similar",    "Fetch",      "Put",          "Touch",
-    "Pin",           "Unpin",      "Delete",     "SetRetention", "Watch",
-    "OpenLocalLane", "LaneFetch",  "LanePut",    "Admin"};
+    "RegisterModel", "PutProfile",   "GetProfile", "ListProfiles",  "DeleteProfile", "Lookup",
+    "Similar",       "Fetch",        "Put",        "Touch",         "Pin",           "Unpin",
+    "Delete",        "SetRetention", "Watch",      "OpenLocalLane", "LaneFetch",     "LanePut",
+    "Admin",         "Encode",       "Decode",     "FitProfile",    "PutProfile",    "Describe"};
 constexpr std::array<const char*, 17> kCodeNames = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
     "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
@@ -51,7 +51,7 @@ std::vector<prometheus::MetricFamily> RpcMetrics::Collect() const {
                                    "Time from the start of a call on the server to its end.",
                                    prometheus::MetricType::Histogram,
                                    {}};
-  for (std::size_t i = 0; i < kRpcMethodCount; ++i) {
+  for (auto i = static_cast<std::size_t>(first_); i <= static_cast<std::size_t>(last_); ++i) {
     const Method& method = methods_[i];
     const prometheus::ClientMetric::Label method_label{"method", kRpcNames[i]};
     for (std::size_t code = 0; code < kCodeCount; ++code) {

@@ -34,13 +34,24 @@ enum class RpcMethod : std::uint8_t {
   kLaneFetch,
   kLanePut,
   kAdmin,
+  // Of a worker.
+  kEncode,
+  kDecode,
+  kFitProfile,
+  kWorkerPutProfile,
+  kDescribe,
 };
-inline constexpr std::size_t kRpcMethodCount = 19;
+inline constexpr std::size_t kRpcMethodCount = 24;
 
 // Calls by method and code, their latency, and how many are running. Thread-safe without locks:
 // counters of one method share no cache line with those of another.
 class RpcMetrics : public prometheus::Collectable {
  public:
+  // Those of a server.
+  RpcMetrics() : RpcMetrics(RpcMethod::kRegisterModel, RpcMethod::kAdmin) {}
+  // Collects these, and nothing of others.
+  RpcMetrics(RpcMethod first, RpcMethod last) : first_(first), last_(last) {}
+
   void Started(RpcMethod method);
   void Finished(RpcMethod method, int code, std::chrono::nanoseconds elapsed);
   void Sent(std::uint64_t bytes) { sent_bytes_.fetch_add(bytes, kOrder); }
@@ -63,6 +74,8 @@ class RpcMetrics : public prometheus::Collectable {
     std::array<std::atomic<std::uint64_t>, kBucketSeconds.size() + 1> by_bucket{};
     std::atomic<std::uint64_t> elapsed_ns{0};
   };
+  const RpcMethod first_;
+  const RpcMethod last_;
   std::array<Method, kRpcMethodCount> methods_;
   std::atomic<std::uint64_t> sent_bytes_{0};
   std::atomic<std::uint64_t> received_bytes_{0};

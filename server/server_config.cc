@@ -1,69 +1,19 @@
 #include "server/server_config.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
-#include <map>
-#include <sstream>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/marshalling.h"
-#include "absl/flags/reflection.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
-#include "server/flag_reader.h"
+#include "server/flag_set.h"
 #include "server/status_translation.h"
 #include "storage/base/status_macros.h"
-
-namespace kvtrie {
-
-// "512MiB", "10GiB" or plain bytes. Powers of 1000 are refused: too many programs take GB for GiB.
-struct ByteSize {
-  std::uint64_t bytes = 0;
-};
-
-bool AbslParseFlag(absl::string_view text, ByteSize* size, std::string* error) {
-  constexpr std::pair<absl::string_view, unsigned> kUnits[] = {
-      {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-  absl::string_view digits = text;
-  unsigned shift = 0;
-  for (const auto& [unit, unit_shift] : kUnits) {
-    if (absl::ConsumeSuffix(&digits, unit)) {
-      shift = unit_shift;
-      break;
-    }
-  }
-  std::uint64_t count = 0;
-  const bool only_digits = !digits.empty() && std::all_of(digits.begin(), digits.end(), [](char c) {
-    return c >= '0' && c <= '9';
-  });
-  if (!only_digits || !absl::SimpleAtoi(digits, &count) || count > (UINT64_MAX >> shift)) {
-    *error = "a size is a whole number of bytes, or one with KiB, MiB, GiB or TiB";
-    return false;
-  }
-  size->bytes = count << shift;
-  return true;
-}
-
-std::string AbslUnparseFlag(ByteSize size) {
-  constexpr std::pair<absl::string_view, unsigned> kUnits[] = {
-      {"TiB", 40}, {"GiB", 30}, {"MiB", 20}, {"KiB", 10}};
-  for (const auto& [unit, shift] : kUnits) {
-    const std::uint64_t one = std::uint64_t{1} << shift;
-    if (size.bytes != 0 && size.bytes % one == 0) return absl::StrCat(size.bytes >> shift, unit);
-  }
-  return absl::StrCat(size.bytes);
-}
-
-}  // namespace kvtrie
 
 using kvtrie::ByteSize;
 
@@ -92,6 +42,13 @@ ABSL_FLAG(
 ABSL_FLAG(bool, check_config, false, "Check the settings, print them, and end.");
 ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error.");
 ABSL_FLAG(std::string, log_format, "text", "text, or json (one object per line).");
+
+ABSL_FLAG(std::string, workers, "",
+          "Workers that code for this server, with commas between them: host:port, unix:/path, or "
+          "dns:///name:port for all addresses of a name. They do what --recode_level asks for, and "
+          "decode for clients that want raw KV; what they do not do in time, this server does.");
+ABSL_FLAG(absl::Duration, worker_timeout, absl::Seconds(5),
+          "How long blocks may take at the workers before this server codes them.");
 
 // The store.
 ABSL_FLAG(ByteSize, disk_limit_bytes, ByteSize{16 * kGiB},
@@ -131,7 +88,8 @@ ABSL_FLAG(ByteSize, codec_memory_bytes, ByteSize{512 * kMiB},
           "Codecs kept to decode blocks for clients that want raw KV; each takes about twice its "
           "model's profile.");
 ABSL_FLAG(std::uint32_t, decode_threads, 2,
-          "Threads that decode for those clients. Clients that decode themselves need none.");
+          "Threads that decode for those clients. Clients that decode themselves need none. With "
+          "--workers, so many batches are under way at a time.");
 ABSL_FLAG(
     std::string, recode_level, "off",
     "near-exact, high or small: exact blocks of models with a profile get a coded frame of this "
@@ -192,96 +150,14 @@ ABSL_FLAG(ByteSize, lane_region_bytes_max, ByteSize{4 * kGiB},
 namespace kvtrie {
 namespace {
 
+constexpr FlagSet kFlags("server_config.cc");
+
 constexpr absl::string_view kAutoSocket = "auto";
 
-// Ours, sorted by name; libraries bring flags of their own.
-std::vector<absl::CommandLineFlag*> OwnFlags() {
-  std::vector<absl::CommandLineFlag*> flags;
-  for (const auto& [_, flag] : absl::GetAllFlags()) {
-    if (absl::EndsWith(flag->Filename(), "server_config.cc")) flags.push_back(flag);
-  }
-  std::sort(flags.begin(), flags.end(),
-            [](const auto* a, const auto* b) { return a->Name() < b->Name(); });
-  return flags;
-}
-
-std::vector<std::string> FlagNames() {
-  std::vector<std::string> names = {"flagfile"};
-  for (const absl::CommandLineFlag* flag : OwnFlags()) names.emplace_back(flag->Name());
-  return names;
-}
-
-absl::CommandLineFlag* FindOwnFlag(absl::string_view name) {
-  absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
-  return flag != nullptr && absl::EndsWith(flag->Filename(), "server_config.cc") ? flag : nullptr;
-}
-
-bool TakesValue(absl::string_view name) {
-  if (name == "flagfile") return true;
-  const absl::CommandLineFlag* flag = FindOwnFlag(name);
-  return flag != nullptr && !flag->IsOfType<bool>();
-}
-
-// Where each setting that is not at its default was made.
-using Sources = std::map<std::string, FlagSetting>;
-
-absl::Status Apply(const FlagSetting& setting, Sources* sources) {
-  const auto fail = [&setting](const auto&... parts) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(setting.where, ": --", setting.name, ": ", parts...));
-  };
-  std::string value = setting.value.value_or("true");
-  absl::CommandLineFlag* flag = FindOwnFlag(setting.name);
-  absl::string_view positive = setting.name;
-  if (flag == nullptr && !setting.value.has_value() && absl::ConsumePrefix(&positive, "no")) {
-    flag = FindOwnFlag(positive);
-    if (flag != nullptr && !flag->IsOfType<bool>()) flag = nullptr;
-    value = "false";
-  }
-  if (flag == nullptr) {
-    const std::string nearest = NearestName(setting.name, FlagNames());
-    return fail("there is no such setting",
-                nearest.empty() ? "" : absl::StrCat("; did you mean --", nearest, "?"));
-  }
-  if (!setting.value.has_value() && !flag->IsOfType<bool>()) {
-    return fail("needs a value: --", setting.name, "=...");
-  }
-  std::string error;
-  if (!flag->ParseFrom(value, &error)) return fail("\"", value, "\" is not valid; ", error);
-  (*sources)[std::string(flag->Name())] = setting;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) return absl::InvalidArgumentError(absl::StrCat("--flagfile: cannot read ", path));
-  return text.str();
-}
-
-absl::Status ApplyAll(std::span<const char* const> arguments, Sources* sources) {
-  KV_ASSIGN_OR_RETURN(const std::vector<FlagSetting> given, ParseArguments(arguments, TakesValue));
-  // The command line goes last, since it beats the file.
-  for (const FlagSetting& setting : given) {
-    if (setting.name != "flagfile") continue;
-    if (!setting.value.has_value() || setting.value->empty()) {
-      return absl::InvalidArgumentError("--flagfile: needs a file name");
-    }
-    KV_ASSIGN_OR_RETURN(const std::string text, ReadText(*setting.value));
-    KV_ASSIGN_OR_RETURN(const auto lines, ParseFlagFile(*setting.value, text));
-    for (const FlagSetting& line : lines) KV_RETURN_IF_ERROR(Apply(line, sources));
-  }
-  for (const FlagSetting& setting : given) {
-    if (setting.name != "flagfile") KV_RETURN_IF_ERROR(Apply(setting, sources));
-  }
-  return absl::OkStatus();
-}
-
 // Turns the values of flags into a ServerConfig; the first fault stays.
-class ConfigBuilder {
+class ConfigBuilder : private SettingChecks {
  public:
-  explicit ConfigBuilder(const Sources& sources) : sources_(sources) {}
+  explicit ConfigBuilder(const SettingSources& sources) : SettingChecks(sources) {}
 
   absl::StatusOr<ServerConfig> Build() {
     ServerConfig config;
@@ -289,7 +165,7 @@ class ConfigBuilder {
     FillEngine(&config.engine);
     FillLimits(&config);
     CheckTogether(config);
-    if (!status_.ok()) return status_;
+    if (!status().ok()) return status();
     return config;
   }
 
@@ -303,11 +179,24 @@ class ConfigBuilder {
     config->http_listen =
         Address("http_listen", absl::GetFlag(FLAGS_http_listen), config->allow_remote);
     if (config->http_listen.is_unix()) Fail("http_listen", "HTTP needs host:port");
+    FillWorkers(&config->workers);
     config->ready_file = absl::GetFlag(FLAGS_ready_file);
     config->log_level = OneOf("log_level", absl::GetFlag(FLAGS_log_level),
                               {"trace", "debug", "info", "warn", "error"});
     config->log_json =
         OneOf("log_format", absl::GetFlag(FLAGS_log_format), {"text", "json"}) == "json";
+  }
+
+  void FillWorkers(WorkerOptions* workers) {
+    workers->timeout = Milliseconds("worker_timeout", absl::GetFlag(FLAGS_worker_timeout),
+                                    absl::Milliseconds(10), absl::Hours(1));
+    const std::string targets = absl::GetFlag(FLAGS_workers);
+    if (targets.empty()) return;
+    workers->targets = absl::StrSplit(targets, ',');
+    workers->tenant = "kvtrie-server";
+    if (const absl::Status valid = workers->Validate(); !valid.ok()) {
+      Fail("workers", absl::StripPrefix(valid.message(), "workers: "));
+    }
   }
 
   void FillEngine(EngineOptions* engine) {
@@ -359,7 +248,7 @@ class ConfigBuilder {
     engine->group_threshold_bits =
         Between("group_threshold_bits", absl::GetFlag(FLAGS_group_threshold_bits), 0u, 1u << 22);
     // "disk_limit_bytes: ..." of the engine is "--disk_limit_bytes: ..." here.
-    if (absl::Status s = engine->Validate(); !s.ok() && status_.ok()) status_ = Within("--", s);
+    Keep(Within("--", engine->Validate()));
   }
 
   void FillTextReuse(TextReusePolicy* policy) {
@@ -458,100 +347,20 @@ class ConfigBuilder {
       Fail("message_bytes_max", "is larger than --grpc_memory_bytes");
     }
   }
-
-  void Fail(absl::string_view name, absl::string_view what) {
-    if (!status_.ok()) return;
-    const auto source = sources_.find(std::string(name));
-    const std::string where =
-        source == sources_.end() ? "" : absl::StrCat(source->second.where, ": ");
-    status_ = absl::InvalidArgumentError(absl::StrCat(where, "--", name, ": ", what));
-  }
-
-  ListenAddress Address(const char* name, const std::string& text, bool allow_remote) {
-    const auto address = ParseListenAddress(text);
-    if (!address.ok()) {
-      Fail(name, address.status().message());
-      return {};
-    }
-    const auto loopback = IsLoopback(*address);
-    if (!loopback.ok()) {
-      Fail(name, loopback.status().message());
-    } else if (!*loopback && !allow_remote) {
-      Fail(name, absl::StrCat("\"", text,
-                              "\" can be reached from other machines, and nothing is "
-                              "encrypted; bind a loopback address, or set --allow_remote"));
-    }
-    return *address;
-  }
-
-  std::string OneOf(const char* name, const std::string& value,
-                    std::initializer_list<absl::string_view> choices) {
-    if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
-      std::string list;
-      for (const absl::string_view choice : choices) {
-        absl::StrAppend(&list, list.empty() ? "" : ", ", choice);
-      }
-      Fail(name, absl::StrCat("\"", value, "\" is not one of ", list));
-    }
-    return value;
-  }
-
-  std::uint32_t Between(const char* name, std::uint32_t value, std::uint32_t low,
-                        std::uint32_t high) {
-    if (value < low || value > high) {
-      Fail(name, absl::StrCat(value, "; ", low, " to ", high, " are allowed"));
-    }
-    return value;
-  }
-
-  std::size_t Size(const char* name, ByteSize value, std::uint64_t low) {
-    if (value.bytes < low) Fail(name, absl::StrCat("at least ", AbslUnparseFlag(ByteSize{low})));
-    return value.bytes;
-  }
-
-  std::chrono::milliseconds Milliseconds(const char* name, absl::Duration value, absl::Duration low,
-                                         absl::Duration high) {
-    if (value < low || value > high) {
-      Fail(name, absl::StrCat(absl::FormatDuration(value), "; ", absl::FormatDuration(low), " to ",
-                              absl::FormatDuration(high), " are allowed"));
-    }
-    return absl::ToChronoMilliseconds(value);
-  }
-
-  const Sources& sources_;
-  absl::Status status_;
 };
 
 }  // namespace
 
 absl::StatusOr<ServerConfig> ReadServerConfig(std::span<const char* const> arguments,
                                               std::span<const std::string> environment) {
-  KV_RETURN_IF_ERROR(CheckEnvironment(environment, FlagNames()));
-  Sources sources;
-  KV_RETURN_IF_ERROR(ApplyAll(arguments, &sources));
+  KV_ASSIGN_OR_RETURN(const SettingSources sources, kFlags.Read(arguments, environment));
   KV_ASSIGN_OR_RETURN(ServerConfig config, ConfigBuilder(sources).Build());
-  for (const absl::CommandLineFlag* flag : OwnFlags()) {
-    const std::string name(flag->Name());
-    const auto source = sources.find(name);
-    std::string origin = "default";
-    if (source != sources.end()) {
-      origin = source->second.where == "command line" ? "flag" : "flagfile";
-    }
-    config.settings.push_back({name, flag->CurrentValue(), origin, flag->Help()});
-  }
+  config.settings = kFlags.Effective(sources);
   return config;
 }
 
 std::string DescribeFlags() {
-  std::string text =
-      "kvtrie-server: a store for KV caches of LLM inference\n\n"
-      "  --flagfile=FILE\n"
-      "      Read settings from FILE, one --name=value per line; the command line beats it.\n";
-  for (const absl::CommandLineFlag* flag : OwnFlags()) {
-    absl::StrAppend(&text, "  --", flag->Name(), "=", flag->DefaultValue(), "\n      ",
-                    flag->Help(), "\n");
-  }
-  return text;
+  return kFlags.Describe("kvtrie-server: a store for KV caches of LLM inference");
 }
 
 }  // namespace kvtrie

@@ -9,19 +9,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/worker_options.h"
+#include "server/flag_set.h"
 #include "server/listen_address.h"
 #include "server/request_checks.h"
 #include "storage/engine/engine_options.h"
 
 namespace kvtrie {
-
-// A setting as the operator sees it.
-struct EffectiveSetting {
-  std::string name;
-  std::string value;
-  std::string source;  // "default", "flag" or "flagfile"
-  std::string help;
-};
 
 // Everything that can be set, read once and never changed. Flags map to it one to one; their help
 // says what each is for.
@@ -33,6 +27,7 @@ struct ServerConfig {
   ListenAddress http_listen;
   std::string local_socket;  // empty: no shared-memory lane
   bool allow_remote = false;
+  WorkerOptions workers;   // no targets: none
   std::string ready_file;  // empty: none
   bool check_config = false;
   std::string log_level = "info";

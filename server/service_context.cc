@@ -1,10 +1,5 @@
 #include "server/service_context.h"
 
-#include <grpc/grpc.h>
-
-#include <string>
-
-#include "server/status_translation.h"
 #include "storage/base/status_macros.h"
 
 namespace kvtrie {
@@ -19,14 +14,6 @@ absl::StatusOr<std::shared_ptr<const KvGeometry>> GeometryCache::Get(const Model
   auto geometry = std::make_shared<const KvGeometry>(info.spec);
   absl::MutexLock lock(&mutex_);
   return geometries_.emplace(model, std::move(geometry)).first->second;
-}
-
-// ServerContext::TryCancel says CANCELLED only.
-void CancelCall(grpc::ServerContextBase& call, const absl::Status& status) {
-  const grpc::Status translated = ToGrpc(status);
-  grpc_call_cancel_with_status(call.c_call(),
-                               static_cast<grpc_status_code>(translated.error_code()),
-                               translated.error_message().c_str(), nullptr);
 }
 
 }  // namespace kvtrie

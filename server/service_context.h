@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/cancel_call.h"
 #include "server/request_checks.h"
 #include "server/rpc_metrics.h"
 #include "server/stream_registry.h"
@@ -49,9 +50,6 @@ struct ServiceContext {
   RequestLimits limits;
   std::size_t read_ahead_bytes = std::size_t{4} << 20;
 };
-
-// Ends a call at once, with our status instead of CANCELLED, whatever waits to be sent.
-void CancelCall(grpc::ServerContextBase& call, const absl::Status& status);
 
 inline absl::Status BusyError() {
   return absl::UnavailableError("the queue of the store is full; retry with backoff");

@@ -54,6 +54,12 @@ void StreamRegistry::AbortAll(const absl::Status& status) {
   for (const auto& stream : Streams()) stream->Abort(status);
 }
 
+bool StreamRegistry::AwaitNone(std::chrono::milliseconds timeout) const {
+  absl::MutexLock lock(&mutex_);
+  const auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return streams_.empty(); };
+  return mutex_.AwaitWithTimeout(absl::Condition(&none), absl::FromChrono(timeout));
+}
+
 std::size_t StreamRegistry::stream_count() const {
   absl::MutexLock lock(&mutex_);
   return streams_.size();

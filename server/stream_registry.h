@@ -57,6 +57,9 @@ class StreamRegistry {
   void Drain();
   void AbortAll(const absl::Status& status);
 
+  // True: no stream is open, or none was any more within the time.
+  bool AwaitNone(std::chrono::milliseconds timeout) const;
+
   std::size_t stream_count() const;
   std::uint64_t stalled_total() const { return stalled_total_.load(std::memory_order_relaxed); }
   Clock& clock() const { return clock_; }

@@ -20,7 +20,7 @@ Quality FromProto(v1::Quality quality) {
 }
 v1::Quality ToProto(Quality quality) { return static_cast<v1::Quality>(quality); }
 v1::Rung ToProto(Rung rung) { return static_cast<v1::Rung>(rung); }
-v1::Codec ToProto(CodecId codec) { return static_cast<v1::Codec>(codec); }
+v1::FrameCodec ToProto(CodecId codec) { return static_cast<v1::FrameCodec>(codec); }
 
 void ToProto(const CodingPlan& coding, v1::PutPlan* plan) {
   for (const auto& [block, references] : coding.references) {

@@ -28,7 +28,7 @@ void ToProto(const ModelSpec& spec, v1::ModelSpec* proto);
 Quality FromProto(v1::Quality quality);  // UNSPECIFIED: exact
 v1::Quality ToProto(Quality quality);
 v1::Rung ToProto(Rung rung);
-v1::Codec ToProto(CodecId codec);
+v1::FrameCodec ToProto(CodecId codec);
 
 template <typename Id>
 Id IdFromProto(std::string_view bytes) {

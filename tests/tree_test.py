@@ -28,6 +28,8 @@ LAYERS = {
     "proto": set(),
     "client": {"storage/base", "storage/kv", "storage/codec", "proto"},
     "server": {"storage/base", "storage/kv", "storage/tenant", "storage/engine", "proto", "client"},
+    "server/worker": {"storage/base", "storage/kv", "storage/codec", "storage/trie", "proto", "client",
+                      "gpu", "server"},
 }
 
 # Foreign headers with one home: pattern of the header -> pattern of the files that may include it. The tests of a
@@ -55,13 +57,20 @@ WITHOUT_OWN_TEST = {
     "client/put_connection.cc": "tests/client/client_test.cc",
     "client/raw_call.cc": "tests/client/client_test.cc",
     "client/status_from_grpc.cc": "tests/client/client_test.cc",
+    "client/worker_call.cc": "tests/client/worker_backend_test.cc",
+    "server/connection_limits.cc": "tests/server/kv_server_test.cc",
+    "server/worker/codec_call.cc": "tests/server/worker/kv_worker_test.cc",
+    "server/worker/codec_service.cc": "tests/server/worker/kv_worker_test.cc",
+    "server/worker/profile_call.cc": "tests/server/worker/kv_worker_test.cc",
     # One call each.
     "client/admin_client.cc": "tests/client/ctl/cli_test.cc",
     "client/ctl/exit_code.cc": "tests/client/ctl/cli_test.cc",
     "client/ctl/verb*.cc": "tests/client/ctl/cli_test.cc",
     # main().
     "client/ctl/kvtrie_main.cc": "tests/client/ctl/cli_test.cc",
+    "server/process_main.cc": "tests/model/main_job_test.py",
     "server/server_main.cc": "tests/model/main_job_test.py",
+    "server/worker/worker_main.cc": "tests/client/worker_backend_test.cc",
     # One source, built for each instruction set.
     "storage/codec/codec_kernels_*.cc": "tests/storage/codec/codec_kernels_test.cc",
     # Parts of the engine's class.
@@ -109,7 +118,8 @@ CXX_FILES = [path for path in FILES if path.suffix in _CXX]
 def _layer_of(path: str) -> str:
     """The row of LAYERS that a path belongs to; the first folder where there is none."""
     parts = path.split("/")
-    return "/".join(parts[:2]) if parts[0] in ("storage", "tests") else parts[0]
+    two = "/".join(parts[:2])
+    return two if parts[0] in ("storage", "tests") or two in LAYERS else parts[0]
 
 
 def _includes():
@@ -233,8 +243,9 @@ class TreeTest(unittest.TestCase):
         readme = (ROOT / "README.md").read_text(encoding="utf-8")
         named = set(re.findall(r"^\| `([\w/]+?)/?` \|", readme, re.MULTILINE))
         folders = {path.parts[0] for path in FILES if len(path.parts) > 1}
+        # Folders with a row of their own in LAYERS.
         folders |= {"/".join(path.parts[:2]) for path in FILES
-                    if path.parts[0] == "storage" and len(path.parts) > 2}
+                    if len(path.parts) > 2 and "/".join(path.parts[:2]) in LAYERS}
         folders = {folder for folder in folders if not folder.startswith(".")}
         self.assertGreater(len(named), 0, "README.md has no table of folders")
         self.assertEqual(sorted(named), sorted(folders))

@@ -119,7 +119,7 @@ std::string_view QualityName(v1::Quality quality) {
   }
 }
 
-std::string_view CodecName(v1::Codec codec) {
+std::string_view CodecName(v1::FrameCodec codec) {
   switch (codec) {
     case v1::CODEC_RAW:
       return "raw";

@@ -28,7 +28,7 @@ std::optional<std::string> IdFromHex(std::string_view hex);
 
 std::string_view RungName(v1::Rung rung);
 std::string_view QualityName(v1::Quality quality);
-std::string_view CodecName(v1::Codec codec);
+std::string_view CodecName(v1::FrameCodec codec);
 std::string_view DTypeName(v1::DType dtype);
 
 }  // namespace kvtrie

@@ -24,13 +24,10 @@
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
-#include "storage/kv/profile_digest.h"
-#include "storage/kv/sealed_bytes.h"
 
 namespace kvtrie {
 namespace {
 
-constexpr std::uint8_t kDraftVersion = 1;
 constexpr std::string_view kProfileMagic = "KVP1";
 constexpr std::size_t kJsonBytesMax = std::size_t{1} << 20;
 
@@ -203,19 +200,6 @@ absl::StatusOr<SampleFolder> ReadSamples(const ModelSpec& spec, const std::strin
   return found;
 }
 
-ProfileId BodyDigest(std::string_view body) {
-  ProfileDigest digest;
-  digest.Add(AsBytes(body));
-  return digest.Finish();
-}
-
-std::string EncodeDraft(const CodecKey& codec_key, std::string_view body) {
-  ByteWriter writer = StartSealed(kDraftVersion);
-  writer.Write(codec_key);
-  writer.WriteText(body);
-  return Seal(std::move(writer));
-}
-
 absl::StatusOr<ProfileFile> ReadProfileFile(const std::string& path) {
   ProfileFile profile;
   KV_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
@@ -232,13 +216,13 @@ absl::StatusOr<ProfileFile> ReadProfileFile(const std::string& path) {
     profile.codec_key = header->codec_key;
     profile.levels = header->levels;
   } else {
-    absl::StatusOr<ByteReader> reader = Unseal("profile draft", kDraftVersion, text);
-    if (!reader.ok()) {
+    const auto draft = DecodeDraft(text);
+    if (!draft.ok()) {
       return Bad(path, absl::StrCat("is neither a profile nor a draft of one, or damaged: ",
-                                    reader.status().message()));
+                                    draft.status().message()));
     }
-    profile.codec_key = reader->Read<CodecKey>();
-    profile.body = reader->ReadText(reader->remaining_bytes());
+    profile.codec_key = draft->codec_key;
+    profile.body = draft->body;
   }
   profile.file = std::move(file);
   return profile;

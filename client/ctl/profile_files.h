@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/codec/fit_material.h"
+#include "storage/codec/profile_draft.h"
 #include "storage/codec/profile_header.h"
 #include "storage/codec/residual_profile.h"
 #include "storage/kv/ids.h"
@@ -63,9 +64,7 @@ struct SampleFolder {
 };
 absl::StatusOr<SampleFolder> ReadSamples(const ModelSpec& spec, const std::string& folder);
 
-// What `profile fit` writes. Without measured figures it is a draft: `profile code` takes it, and
-// no server does, because a level that was not measured promises nothing. A draft is sealed
-// (sealed_bytes.h, version 1): 16 bytes of codec key, then the body.
+// What `profile fit` writes: without measured figures a draft (profile_draft.h).
 struct ProfileFile {
   CodecKey codec_key;
   std::string_view body;             // points into `file`
@@ -73,10 +72,6 @@ struct ProfileFile {
   MappedFile file;
 };
 absl::StatusOr<ProfileFile> ReadProfileFile(const std::string& path);
-std::string EncodeDraft(const CodecKey& codec_key, std::string_view body);
-
-// Names a body by its content, so that figures cannot be taken for those of another fit.
-ProfileId BodyDigest(std::string_view body);
 
 // What was measured of a body: a JSON object with `body_digest`, 32 hexadecimal digits, and
 // `levels`, objects with `quality` ("near-exact", "high" or "small"), `bits_per_component`,

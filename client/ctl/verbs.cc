@@ -19,15 +19,16 @@
 #include "client/ctl/verb_unpin.h"
 #include "client/ctl/verb_verify.h"
 #include "client/ctl/verb_version.h"
+#include "client/ctl/verb_worker.h"
 
 namespace kvtrie {
 
 std::span<const Verb* const> AllVerbs() {
   static const Verb* const verbs[] = {
-      &kStatusVerb,   &kTopVerb,     &kModelsVerb,     &kLsVerb,      &kShowVerb,
-      &kGroupsVerb,   &kSimilarVerb, &kPinsVerb,       &kPinVerb,     &kUnpinVerb,
-      &kProfilesVerb, &kProfileVerb, &kRmVerb,         &kVerifyVerb,  &kConfigVerb,
-      &kDrainVerb,    &kBenchVerb,   &kCompletionVerb, &kVersionVerb, &kHelpVerb,
+      &kStatusVerb,     &kTopVerb,     &kModelsVerb, &kLsVerb,    &kShowVerb,     &kGroupsVerb,
+      &kSimilarVerb,    &kPinsVerb,    &kPinVerb,    &kUnpinVerb, &kProfilesVerb, &kProfileVerb,
+      &kRmVerb,         &kVerifyVerb,  &kConfigVerb, &kDrainVerb, &kWorkerVerb,   &kBenchVerb,
+      &kCompletionVerb, &kVersionVerb, &kHelpVerb,
   };
   return verbs;
 }

@@ -60,6 +60,7 @@ class Fit {
   void FitLevels();
   void FitCells();
   void Report(std::string_view what, double share_of_step);
+  bool IsCancelled() const { return options_.is_cancelled && options_.is_cancelled(); }
 
   const ModelSpec spec_;
   const std::span<const KvSample> samples_;
@@ -300,6 +301,7 @@ void Fit::ComputeExponents() {
                   exponents_[level][plane].begin() + static_cast<std::ptrdiff_t>(first));
       }
     }
+    if (IsCancelled()) return;
     Report("importance", static_cast<double>(i) / static_cast<double>(rows_->sample_count()));
   }
 }
@@ -377,6 +379,7 @@ void Fit::Pass(std::size_t level, bool fit, SymbolFit& symbols) {
     symbols.Code(profile_, plane, level, rows_->active(), exponents_[level][plane], carry_, values);
     transform->AddResidual(values, restored);
     codes.Add(plane, of, shape, restored);
+    if (IsCancelled()) return;
     Report(fit ? "predictors" : "tables",
            static_cast<double>(plane) / static_cast<double>(profile_.planes.size()));
   }
@@ -408,6 +411,7 @@ void Fit::FitCells() {
           static_cast<std::uint8_t>(std::clamp(index + 0.5, 0.0, double{kScaleIndexMax}));
     }
     codes.Add(plane, of, shape, rows);
+    if (IsCancelled()) return;
     Report("cells", static_cast<double>(plane) / static_cast<double>(profile_.planes.size()));
   }
 }
@@ -421,6 +425,7 @@ absl::StatusOr<ResidualProfile> Fit::Run() {
   done_ = 1;
   FitLevels();
   FitCells();
+  if (IsCancelled()) return absl::CancelledError("fit: cancelled");
   ++done_;
   Report("done", 0);
   KV_RETURN_IF_ERROR(profile_.CheckConsistency());
@@ -441,6 +446,7 @@ absl::StatusOr<ResidualProfile> Fit::RunOfDifferences(
     variances_.push_back(VarianceOfBasis(plane));
   }
   FitLevels();
+  if (IsCancelled()) return absl::CancelledError("fit: cancelled");
   Report("done", 0);
   KV_RETURN_IF_ERROR(profile_.CheckConsistency());
   return std::move(profile_);

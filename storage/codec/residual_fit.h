@@ -56,6 +56,8 @@ struct ResidualFitOptions {
   DifferenceFitOptions differences;
   // At each hundredth of the work, and when all is done; may be empty.
   std::function<void(double done_share, std::string_view what)> progress;
+  // Asked between planes; once it is true it stays so, and the fit ends as Cancelled. May be empty.
+  std::function<bool()> is_cancelled;
 };
 
 // Fits a profile to the KV of a model, without the model. Deterministic for the same samples on the

@@ -6,16 +6,19 @@
 #include <span>
 #include <vector>
 
+#include "storage/codec/block_coder.h"
 #include "storage/codec/codec_cache.h"
 #include "storage/engine/block_codec.h"
 
 namespace kvtrie {
 
-// All codecs of storage/codec, on the calling thread. Codecs that are made of profiles are kept
-// within a bound of memory. Thread-safe.
+// All codecs of storage/codec, on the calling thread or, what takes a profile, on a device. Codecs
+// that are made of profiles are kept within a bound of memory. Thread-safe.
 class ProfileBlockCodec final : public BlockCodec {
  public:
-  explicit ProfileBlockCodec(std::size_t codec_bytes_max) : codecs_(codec_bytes_max) {}
+  // `backend` outlives this; null: the calling thread codes.
+  explicit ProfileBlockCodec(std::size_t codec_bytes_max, const CodecBackend* backend = nullptr)
+      : codecs_(codec_bytes_max, backend) {}
 
   std::vector<absl::Status> Decode(const ModelSpec& spec, std::span<const FrameToDecode> frames,
                                    ProfileStore& profiles) const override;

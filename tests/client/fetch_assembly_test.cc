@@ -215,7 +215,7 @@ TEST_F(FetchAssemblyTest, FramesMayBeSmallerThanTheirTargetsAndNotLarger) {
 TEST_F(FetchAssemblyTest, HalvesOfTwoFramesAreNeverOneBlock) {
   FetchAssembly assembly(targets_, options_, nullptr);
   const std::string coded(kBlockBytes, 'c');
-  const auto give = [&](v1::Quality quality, v1::Codec codec, const std::string& bytes,
+  const auto give = [&](v1::Quality quality, v1::FrameCodec codec, const std::string& bytes,
                         std::size_t count) {
     assembly.StartAttempt(1);
     v1::FetchResponse message;

@@ -70,7 +70,7 @@ class FrameDecodingTest : public testing::Test {
       v1::BlockResult* result = message.add_blocks();
       result->set_block_index(i);
       result->set_quality(static_cast<v1::Quality>(said));
-      result->set_codec(static_cast<v1::Codec>(frames_[i].codec));
+      result->set_codec(static_cast<v1::FrameCodec>(frames_[i].codec));
       result->set_rung(v1::RUNG_CODED);
       result->set_bytes(frames_[i].bytes.size());
     }

@@ -14,7 +14,7 @@ v1::BlockRun RunOf(std::uint32_t first, std::uint32_t count, CodecId codec, std:
   v1::BlockRun run;
   run.set_first_block(first);
   run.set_block_count(count);
-  run.set_codec(static_cast<v1::Codec>(codec));
+  run.set_codec(static_cast<v1::FrameCodec>(codec));
   run.set_bytes(bytes);
   run.set_memory_bytes(read_seconds > 0 ? 0 : bytes);
   run.set_read_seconds(read_seconds);

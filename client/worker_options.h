@@ -1,0 +1,36 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace grpc {
+class ChannelCredentials;
+}
+
+namespace kvtrie {
+
+// Which workers code for this process.
+struct WorkerOptions {
+  // "host:port" or "unix:/path" is one worker. "dns:///name:port" is as many as the name has
+  // addresses, asked again from time to time.
+  std::vector<std::string> targets;
+  // Null: plain text.
+  std::shared_ptr<grpc::ChannelCredentials> credentials;
+  // Whom the work is for: tenants share a worker evenly.
+  std::string tenant;
+  // For the blocks of one call, which are then coded in this process: what they take at most is
+  // this, and what that takes.
+  std::chrono::milliseconds timeout{5000};
+  // A worker that failed is left alone for so long, twice as long each time, at most 10 s.
+  std::chrono::milliseconds pause{500};
+  std::chrono::milliseconds resolve_period{10'000};
+
+  // InvalidArgument names the option.
+  absl::Status Validate() const;
+};
+
+}  // namespace kvtrie

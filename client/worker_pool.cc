@@ -1,0 +1,207 @@
+#include "client/worker_pool.h"
+
+#include <arpa/inet.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+#include <netdb.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+
+namespace kvtrie {
+namespace {
+
+constexpr std::chrono::milliseconds kPauseMax{10'000};
+constexpr int kReceiveBytesMax = 8 << 20;
+constexpr int kReconnectMinMs = 50;
+constexpr int kReconnectMaxMs = 1000;
+constexpr int kConnectMs = 2000;
+constexpr int kWindowBytes = 4 << 20;
+constexpr int kFrameBytesMax = 1 << 20;
+
+// round_robin, though there is one address: pick_first does not look at health.
+constexpr char kServiceConfig[] = R"({"loadBalancingConfig":[{"round_robin":{}}],)"
+                                  R"("healthCheckConfig":{"serviceName":"kvtrie.v1.Codec"}})";
+
+constexpr absl::string_view kDnsPrefix = "dns:///";
+
+std::shared_ptr<grpc::Channel> Connect(const std::string& target, const WorkerOptions& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kReceiveBytesMax);
+  arguments.SetServiceConfigJSON(kServiceConfig);
+  arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kWindowBytes);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytesMax);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMinMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMaxMs);
+  return grpc::CreateCustomChannel(
+      target, options.credentials ? options.credentials : grpc::InsecureChannelCredentials(),
+      arguments);
+}
+
+// "1.2.3.4:port" or "[v6]:port" for each address of "name:port"; none where the name is not known.
+std::vector<std::string> AddressesOf(const std::string& name_and_port) {
+  const std::size_t colon = name_and_port.rfind(':');
+  std::string host = name_and_port.substr(0, colon);
+  const std::string port = name_and_port.substr(colon + 1);
+  if (absl::StartsWith(host, "[")) host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return {};
+  std::set<std::string> addresses;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    char text[NI_MAXHOST];
+    if (::getnameinfo(at->ai_addr, at->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) !=
+        0) {
+      continue;
+    }
+    addresses.insert(at->ai_family == AF_INET6 ? absl::StrCat("[", text, "]:", port)
+                                               : absl::StrCat(text, ":", port));
+  }
+  ::freeaddrinfo(found);
+  return {addresses.begin(), addresses.end()};
+}
+
+}  // namespace
+
+absl::Status WorkerOptions::Validate() const {
+  if (targets.empty()) {
+    return absl::InvalidArgumentError("workers: name at least one, as host:port");
+  }
+  for (const std::string& target : targets) {
+    absl::string_view rest = target;
+    if (absl::StartsWith(target, "unix:")) continue;
+    absl::ConsumePrefix(&rest, kDnsPrefix);
+    const std::size_t colon = rest.rfind(':');
+    if (colon == absl::string_view::npos || colon == 0 || colon + 1 == rest.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "workers: \"", target, "\" is not host:port, unix:/path or dns:///name:port"));
+    }
+  }
+  if (tenant.size() > 64) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("workers: a tenant of ", tenant.size(), " bytes is over the limit of 64"));
+  }
+  if (timeout.count() <= 0) return absl::InvalidArgumentError("workers: timeout: above 0");
+  return absl::OkStatus();
+}
+
+WorkerPool::WorkerPool(const WorkerOptions& options, Clock& clock)
+    : options_(options), clock_(clock) {
+  Resolve(/*first=*/true);
+  const bool names =
+      std::any_of(options_.targets.begin(), options_.targets.end(),
+                  [](const std::string& target) { return absl::StartsWith(target, kDnsPrefix); });
+  if (names) resolver_ = std::thread([this] { ResolveFromTimeToTime(); });
+}
+
+WorkerPool::~WorkerPool() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (resolver_.joinable()) resolver_.join();
+}
+
+void WorkerPool::ResolveFromTimeToTime() {
+  Resolve(/*first=*/false);
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_),
+                                  absl::FromChrono(options_.resolve_period))) {
+        return;
+      }
+    }
+    Resolve(/*first=*/false);
+  }
+}
+
+// The first time without names: whoever makes the pool does not wait for them.
+void WorkerPool::Resolve(bool first) {
+  std::vector<std::string> targets;
+  for (const std::string& target : options_.targets) {
+    absl::string_view name = target;
+    if (!absl::ConsumePrefix(&name, kDnsPrefix)) {
+      targets.push_back(target);
+    } else if (!first) {
+      const std::vector<std::string> addresses = AddressesOf(std::string(name));
+      // A resolver that fails for a while takes no worker away.
+      if (addresses.empty()) return;
+      targets.insert(targets.end(), addresses.begin(), addresses.end());
+    }
+  }
+  std::vector<Entry> entries;
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& target : targets) {
+    const auto known = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+      return entry.worker->target == target;
+    });
+    if (known != entries_.end()) {
+      entries.push_back(*known);
+      continue;
+    }
+    Entry& added = entries.emplace_back();
+    added.worker = std::make_shared<Worker>();
+    added.worker->target = target;
+    added.worker->channel = Connect(target, options_);
+  }
+  entries_ = std::move(entries);
+}
+
+std::shared_ptr<WorkerPool::Worker> WorkerPool::Take(const Worker* except) {
+  const Clock::Duration now = clock_.Monotonic();
+  absl::MutexLock lock(&mutex_);
+  Entry* best = nullptr;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Entry& entry = entries_[(next_ + i) % entries_.size()];
+    if (entry.worker.get() == except || entry.left_alone_until > now) continue;
+    if (best == nullptr || entry.under_way < best->under_way) best = &entry;
+  }
+  ++next_;
+  if (best == nullptr) return nullptr;
+  ++best->under_way;
+  // Whoever comes next waits for what this one finds, should it fail again.
+  if (best->failures > 0) best->left_alone_until = now + options_.pause;
+  return best->worker;
+}
+
+void WorkerPool::Done(const std::shared_ptr<Worker>& worker, bool failed) {
+  const Clock::Duration now = clock_.Monotonic();
+  absl::MutexLock lock(&mutex_);
+  for (Entry& entry : entries_) {
+    if (entry.worker != worker) continue;
+    --entry.under_way;
+    if (!failed) {
+      entry.failures = 0;
+      entry.left_alone_until = Clock::Duration::zero();
+      return;
+    }
+    const auto doublings = std::min<std::uint64_t>(entry.failures++, 16);
+    entry.left_alone_until =
+        now + std::min<Clock::Duration>(kPauseMax, options_.pause * (1 << doublings));
+    return;
+  }
+}
+
+WorkerPool::Count WorkerPool::Workers() const {
+  const Clock::Duration now = clock_.Monotonic();
+  absl::MutexLock lock(&mutex_);
+  Count count{.usable = 0, .all = entries_.size()};
+  for (const Entry& entry : entries_) count.usable += entry.left_alone_until <= now ? 1 : 0;
+  return count;
+}
+
+}  // namespace kvtrie

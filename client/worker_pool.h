@@ -1,0 +1,76 @@
+#pragma once
+
+#include <grpcpp/channel.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "client/worker_options.h"
+#include "storage/base/clock.h"
+#include "storage/kv/ids.h"
+
+namespace kvtrie {
+
+// The workers that one process knows, and which of them to ask. One that failed is left alone for a
+// while, longer each time; one whose health fails is not asked (grpc.health, by gRPC itself).
+// Thread-safe.
+class WorkerPool {
+ public:
+  // One address.
+  struct Worker {
+    std::string target;
+    std::shared_ptr<grpc::Channel> channel;
+    // Held while a profile is sent: others that need it wait, instead of sending it too.
+    absl::Mutex upload_mutex;
+    std::map<ProfileId, std::uint64_t> uploads ABSL_GUARDED_BY(upload_mutex);  // how often
+  };
+
+  WorkerPool(const WorkerOptions& options, Clock& clock);
+  ~WorkerPool();
+
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  // The one with the least under way, that is not `except`; null: there is none to ask now. Done()
+  // gives it back.
+  std::shared_ptr<Worker> Take(const Worker* except = nullptr);
+  // `failed`: the worker itself did, not what it was asked.
+  void Done(const std::shared_ptr<Worker>& worker, bool failed);
+
+  // How many could be asked now, and how many there are.
+  struct Count {
+    std::size_t usable = 0;
+    std::size_t all = 0;
+  };
+  Count Workers() const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<Worker> worker;
+    std::size_t under_way = 0;
+    std::uint64_t failures = 0;  // since its last success
+    Clock::Duration left_alone_until{};
+  };
+
+  void Resolve(bool first);
+  void ResolveFromTimeToTime();
+
+  const WorkerOptions options_;
+  Clock& clock_;
+  mutable absl::Mutex mutex_;
+  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread resolver_;  // where a name stands for several
+};
+
+}  // namespace kvtrie

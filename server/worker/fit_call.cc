@@ -1,0 +1,312 @@
+#include "server/worker/fit_call.h"
+
+#include <grpcpp/support/slice.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/model_spec_from_proto.h"
+#include "server/cancel_call.h"
+#include "server/status_translation.h"
+#include "server/wire_conversion.h"
+#include "storage/base/crc32c.h"
+#include "storage/base/status_macros.h"
+#include "storage/codec/fit_material.h"
+#include "storage/codec/profile_draft.h"
+#include "storage/codec/residual_fit.h"
+
+namespace kvtrie {
+namespace {
+
+constexpr double kRateWeight = 0.08;
+constexpr double kImportanceStrength = 0.9;
+
+grpc::Slice SliceOf(std::shared_ptr<const std::string> text, std::size_t at, std::size_t bytes) {
+  auto* const owner = new std::shared_ptr<const std::string>(std::move(text));
+  return {const_cast<char*>((*owner)->data() + at), bytes,
+          [](void* held) { delete static_cast<std::shared_ptr<const std::string>*>(held); }, owner};
+}
+
+}  // namespace
+
+absl::Status FitRequest::Open(const v1::FitOpen& open) {
+  if (opened_) return absl::InvalidArgumentError("open: is in the first message of a stream only");
+  KV_RETURN_IF_ERROR(CheckFitOpen(open, limits_));
+  auto spec = ModelSpecFromProto(open.model());
+  if (spec.ok()) {
+    if (absl::Status valid = spec->Validate(); !valid.ok()) spec = valid;
+  }
+  if (!spec.ok()) return Within("open.model: ", spec.status());
+  if (!spec->layout_tag.empty()) {
+    return absl::InvalidArgumentError("open.model.layout_tag: no profile fits such a model");
+  }
+  spec_ = *spec;
+  open_ = open;
+  opened_ = true;
+  const KvGeometry geometry(spec_);
+  token_bytes_ = geometry.raw_block_bytes() / geometry.block_tokens();
+  held_bytes_ = open.material_bytes();
+  material_.reserve(open.material_bytes());
+  return absl::OkStatus();
+}
+
+absl::Status FitRequest::CheckComplete() const {
+  if (!opened_) return absl::InvalidArgumentError("open: no message came");
+  if (material_.size() != open_.material_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat("open.material_bytes: ", open_.material_bytes(),
+                                                   ", and ", material_.size(), " came"));
+  }
+  if (!samples_.empty() && samples_.back().received_bytes != samples_.back().raw_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "data: ", samples_.back().received_bytes, " bytes of text ", samples_.size() - 1,
+        " came, and its tokens have ", samples_.back().raw_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FitRequest::Begin(const v1::FitSample& sample) {
+  KV_RETURN_IF_ERROR(CheckComplete());
+  const std::size_t count = sample.tokens().size() / sizeof(TokenId);
+  if (count == 0 || sample.tokens().size() % sizeof(TokenId) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("sample.tokens: ", sample.tokens().size(),
+                                                   " bytes are not whole u32le token ids"));
+  }
+  const std::size_t bytes = count * token_bytes_;
+  if (bytes > limits_.fit_bytes_max - std::min(held_bytes_, limits_.fit_bytes_max)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("sample: with it, texts have more than ", limits_.fit_bytes_max,
+                     " bytes, which is this worker's limit (--fit_bytes_max)"));
+  }
+  held_bytes_ += bytes;
+  Sample& added = samples_.emplace_back();
+  added.tokens.resize(count);
+  std::memcpy(added.tokens.data(), sample.tokens().data(), sample.tokens().size());
+  added.raw = AlignedBuffer(bytes);
+  added.raw_bytes = bytes;
+  return absl::OkStatus();
+}
+
+absl::Status FitRequest::Add(const v1::FitProfileRequest& request, const BulkPayload& payload) {
+  if (request.has_open()) KV_RETURN_IF_ERROR(Open(request.open()));
+  if (!opened_) {
+    return absl::InvalidArgumentError("open: has to be in the first message of a stream");
+  }
+  if (request.has_sample()) KV_RETURN_IF_ERROR(Begin(request.sample()));
+  if (payload.size() > kDataBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("data: ", payload.size(), " bytes are over the limit of ", kDataBytesMax));
+  }
+  std::uint32_t crc = 0;
+  for (const auto& piece : payload.pieces()) {
+    crc = Crc32c(piece, crc);
+    if (samples_.empty()) {
+      if (piece.size() > open_.material_bytes() - material_.size()) {
+        return absl::InvalidArgumentError("data: more than open.material_bytes");
+      }
+      material_.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+      continue;
+    }
+    Sample& sample = samples_.back();
+    if (piece.size() > sample.raw_bytes - sample.received_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("data: more raw KV than the tokens of text ", samples_.size() - 1, " have"));
+    }
+    std::memcpy(sample.raw.data() + sample.received_bytes, piece.data(), piece.size());
+    sample.received_bytes += piece.size();
+  }
+  if (crc != request.crc32c()) {
+    return absl::InvalidArgumentError("crc32c: the bytes of a message do not match");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> FitRequest::Fit(const Tell& tell,
+                                            const std::function<bool()>& is_cancelled) const {
+  KV_RETURN_IF_ERROR(CheckComplete());
+  FitMaterial material;
+  if (!material_.empty()) {
+    KV_ASSIGN_OR_RETURN(material, FitMaterial::Decode(PlanesOf(spec_), material_));
+  }
+  std::vector<KvSample> samples;
+  for (const Sample& sample : samples_) {
+    samples.push_back({.tokens = sample.tokens, .raw = {sample.raw.data(), sample.raw_bytes}});
+  }
+  ResidualFitOptions options;
+  options.rounds = open_.rounds() == 0 ? 1 : static_cast<int>(open_.rounds());
+  if (open_.table_tokens_max() != 0) options.table_tokens_max = open_.table_tokens_max();
+  options.block_per_head = open_.block_per_head();
+  for (const v1::FitLevel& level : open_.levels()) {
+    ResidualLevel& added = options.levels.emplace_back();
+    added.quality = FromProto(level.quality());
+    added.step = static_cast<float>(level.step());
+    added.rate_weight =
+        static_cast<float>(level.rate_weight() == 0 ? kRateWeight : level.rate_weight());
+    added.importance_strength = static_cast<float>(
+        level.importance_strength() == 0 ? kImportanceStrength : level.importance_strength());
+  }
+  options.progress = tell;
+  options.is_cancelled = is_cancelled;
+  // Text that samples share by chance is no ground for differences, which would have to be
+  // measured.
+  options.differences.tokens_min = 0;
+  KV_ASSIGN_OR_RETURN(const ResidualProfile profile,
+                      FitResidualProfile(spec_, samples, material, options));
+  return EncodeDraft(profile.codec_key, profile.EncodeBody());
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* FitCall::Start(
+    WorkerContext& context, grpc::CallbackServerContext* call) {
+  const std::shared_ptr<FitCall> fit_call(new FitCall(context, call));
+  {
+    absl::MutexLock lock(&fit_call->mutex_);
+    fit_call->self_ = fit_call;
+  }
+  if (const absl::Status status = context.streams.Add(fit_call); !status.ok()) {
+    fit_call->FinishWith(status);
+  } else if (!context.fit_turn.Take()) {
+    fit_call->FinishWith(absl::ResourceExhaustedError(
+        "another profile is being fitted here; come back later, or use another worker"));
+  } else {
+    fit_call->holds_turn_ = true;
+    fit_call->StartSendInitialMetadata();
+    fit_call->ReadNext();
+  }
+  return fit_call.get();
+}
+
+FitCall::~FitCall() {
+  if (holds_turn_) context_.fit_turn.GiveBack();
+}
+
+void FitCall::ReadNext() {
+  absl::MutexLock lock(&mutex_);
+  if (finished_) return;
+  ArmStall(context_.streams.clock().Monotonic());
+  StartRead(&message_);
+}
+
+void FitCall::OnReadDone(bool ok) {
+  DisarmStall();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return;
+  }
+  if (!ok) {
+    std::thread([self = shared_from_this()] { self->Fit(); }).detach();
+    return;
+  }
+  v1::FitProfileRequest request;
+  BulkPayload payload;
+  absl::Status status = ParseBulkMessage(message_, &request, &payload);
+  if (status.ok()) status = request_.Add(request, payload);
+  if (!status.ok()) {
+    FinishWith(status);
+    return;
+  }
+  context_.metrics.Received(payload.size());
+  ReadNext();
+}
+
+void FitCall::Fit() {
+  auto draft =
+      request_.Fit([this](double done_share, std::string_view doing) { Tell(done_share, doing); },
+                   [this] {
+                     absl::MutexLock lock(&mutex_);
+                     return finished_;
+                   });
+  if (!draft.ok()) {
+    FinishWith(draft.status());
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  draft_ = std::make_shared<const std::string>(*std::move(draft));
+  WriteNext();
+}
+
+void FitCall::Tell(double done_share, std::string_view doing) {
+  absl::MutexLock lock(&mutex_);
+  progress_.set_done_share(done_share);
+  progress_.set_doing(std::string(doing));
+  has_progress_ = true;
+  WriteNext();
+}
+
+void FitCall::WriteNext() {
+  if (writing_ || finished_) return;
+  if (draft_ != nullptr) {
+    v1::FitProfileResponse response;
+    response.set_done_share(1);
+    if (sent_bytes_ == 0) response.set_draft_bytes(draft_->size());
+    const std::size_t bytes = std::min(draft_->size() - sent_bytes_, kDataBytesMax);
+    response.set_crc32c(Crc32c(std::as_bytes(std::span(*draft_)).subspan(sent_bytes_, bytes)));
+    const grpc::Slice slice = SliceOf(draft_, sent_bytes_, bytes);
+    write_buffer_ = ComposeBulkMessage(response, {&slice, 1});
+    sent_bytes_ += bytes;
+    context_.metrics.Sent(bytes);
+    writing_ = true;
+    ArmStall(context_.streams.clock().Monotonic());
+    if (sent_bytes_ < draft_->size()) {
+      StartWrite(&write_buffer_);
+      return;
+    }
+    finished_ = true;
+    probe_.Finish(0);
+    StartWriteAndFinish(&write_buffer_, grpc::WriteOptions(), grpc::Status::OK);
+  } else if (has_progress_) {
+    has_progress_ = false;
+    write_buffer_ = ComposeBulkMessage(progress_, {});
+    writing_ = true;
+    ArmStall(context_.streams.clock().Monotonic());
+    StartWrite(&write_buffer_);
+  }
+}
+
+void FitCall::OnWriteDone(bool ok) {
+  DisarmStall();
+  absl::MutexLock lock(&mutex_);
+  writing_ = false;
+  if (finished_) return;
+  if (ok) {
+    WriteNext();
+  } else {
+    FinishLocked(absl::CancelledError("the reader has gone"));
+  }
+}
+
+void FitCall::OnCancel() { FinishWith(absl::CancelledError("cancelled by the client")); }
+
+void FitCall::Abort(const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  // Behind a write that is stuck the status would be stuck too.
+  if (writing_ && !done_) CancelCall(*call_, status);
+  FinishLocked(status);
+}
+
+void FitCall::FinishWith(const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  FinishLocked(status);
+}
+
+void FitCall::FinishLocked(const absl::Status& status) {
+  if (finished_) return;
+  finished_ = true;
+  DisarmStall();
+  probe_.Finish(static_cast<int>(status.code()));
+  Finish(ToGrpc(status));
+}
+
+void FitCall::OnDone() {
+  DisarmStall();
+  context_.streams.Remove(this);
+  std::shared_ptr<FitCall> self;
+  absl::MutexLock lock(&mutex_);
+  finished_ = true;
+  done_ = true;
+  self = std::move(self_);
+}
+
+}  // namespace kvtrie

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <functional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "kvtrie/v1/codec.pb.h"
+#include "server/rpc_metrics.h"
+#include "server/stream_registry.h"
+#include "server/timer_thread.h"
+#include "server/worker/codec_checks.h"
+#include "server/worker/codec_queue.h"
+#include "server/worker/codec_stream.h"
+#include "server/worker/profile_shelf.h"
+#include "storage/base/byte_budget.h"
+
+namespace kvtrie {
+
+// Fitting takes all cores and much memory: one at a time. Thread-safe.
+class FitTurn {
+ public:
+  // False: it is taken.
+  bool Take() {
+    absl::MutexLock lock(&mutex_);
+    return !std::exchange(taken_, true);
+  }
+  void GiveBack() {
+    absl::MutexLock lock(&mutex_);
+    taken_ = false;
+  }
+  void AwaitFree() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](bool* taken) { return !*taken; }, &taken_));
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool taken_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// What the calls of a worker share. Outlives every one of them.
+struct WorkerContext {
+  CodecStreamHost host;
+  ProfileShelf& shelf;
+  StreamRegistry& streams;
+  RpcMetrics& metrics;
+  TimerThread& chores;  // for what takes up to a second
+  std::function<v1::DescribeResponse()> describe;
+  FitTurn& fit_turn;
+};
+
+}  // namespace kvtrie
