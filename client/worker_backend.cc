@@ -301,7 +301,9 @@ void WorkerBackend::Run(WorkerMethod method, const v1::CodecOpen& open,
     if (worker == nullptr) return;
     const absl::Status status = RunAt(*worker, method, open, left, deadline);
     if (!status.ok()) failed_calls_.fetch_add(1, std::memory_order_relaxed);
-    pool_.Done(worker, !status.ok());
+    pool_.Done(worker, status.ok()                   ? WorkerPool::Outcome::kWell
+                       : absl::IsUnavailable(status) ? WorkerPool::Outcome::kUnreachable
+                                                     : WorkerPool::Outcome::kFailed);
     last = worker;
   }
 }

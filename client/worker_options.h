@@ -25,7 +25,8 @@ struct WorkerOptions {
   // For the blocks of one call, which are then coded in this process: what they take at most is
   // this, and what that takes.
   std::chrono::milliseconds timeout{5000};
-  // A worker that failed is left alone for so long, twice as long each time, at most 10 s.
+  // A worker that did not answer in time is left alone for so long, twice as long each time, at
+  // most 10 s.
   std::chrono::milliseconds pause{500};
   std::chrono::milliseconds resolve_period{10'000};
 

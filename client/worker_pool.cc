@@ -13,12 +13,16 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/deadline.h"
 
 namespace kvtrie {
 namespace {
 
 constexpr std::chrono::milliseconds kPauseMax{10'000};
+// So long is one worker waited for, before the others have their turn.
+constexpr std::chrono::milliseconds kLook{200};
 constexpr int kReceiveBytesMax = 8 << 20;
 constexpr int kReconnectMinMs = 50;
 constexpr int kReconnectMaxMs = 1000;
@@ -101,10 +105,7 @@ absl::Status WorkerOptions::Validate() const {
 WorkerPool::WorkerPool(const WorkerOptions& options, Clock& clock)
     : options_(options), clock_(clock) {
   Resolve(/*first=*/true);
-  const bool names =
-      std::any_of(options_.targets.begin(), options_.targets.end(),
-                  [](const std::string& target) { return absl::StartsWith(target, kDnsPrefix); });
-  if (names) resolver_ = std::thread([this] { ResolveFromTimeToTime(); });
+  watcher_ = std::thread([this] { Watch(); });
 }
 
 WorkerPool::~WorkerPool() {
@@ -112,20 +113,54 @@ WorkerPool::~WorkerPool() {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
   }
-  if (resolver_.joinable()) resolver_.join();
+  watcher_.join();
 }
 
-void WorkerPool::ResolveFromTimeToTime() {
-  Resolve(/*first=*/false);
+bool WorkerPool::HasUnreachable() const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [](const Entry& entry) { return entry.unreachable; });
+}
+
+void WorkerPool::Watch() {
+  const bool names =
+      std::any_of(options_.targets.begin(), options_.targets.end(),
+                  [](const std::string& target) { return absl::StartsWith(target, kDnsPrefix); });
+  absl::Time resolve_at = names ? absl::Now() : absl::InfiniteFuture();
   while (true) {
+    if (absl::Now() >= resolve_at) {
+      Resolve(/*first=*/false);
+      resolve_at = absl::Now() + absl::FromChrono(options_.resolve_period);
+    }
     {
       absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_),
-                                  absl::FromChrono(options_.resolve_period))) {
-        return;
-      }
+      const auto woken = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stopping_ || HasUnreachable();
+      };
+      mutex_.AwaitWithDeadline(absl::Condition(&woken), resolve_at);
+      if (stopping_) return;
     }
-    Resolve(/*first=*/false);
+    AwaitWorkers();
+  }
+}
+
+// gRPC reads its sockets on the threads that call it, so that somebody has to for a connection to
+// come back.
+void WorkerPool::AwaitWorkers() {
+  std::vector<std::shared_ptr<Worker>> unreachable;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const Entry& entry : entries_) {
+      if (entry.unreachable) unreachable.push_back(entry.worker);
+    }
+  }
+  for (const std::shared_ptr<Worker>& worker : unreachable) {
+    if (!worker->channel->WaitForConnected(Deadline::After(kLook).ToGrpc())) continue;
+    absl::MutexLock lock(&mutex_);
+    for (Entry& entry : entries_) {
+      if (entry.worker != worker) continue;
+      entry.unreachable = false;
+      entry.failures = 0;
+    }
   }
 }
 
@@ -167,7 +202,7 @@ std::shared_ptr<WorkerPool::Worker> WorkerPool::Take(const Worker* except) {
   Entry* best = nullptr;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[(next_ + i) % entries_.size()];
-    if (entry.worker.get() == except || entry.left_alone_until > now) continue;
+    if (entry.worker.get() == except || !entry.MayBeAsked(now)) continue;
     if (best == nullptr || entry.under_way < best->under_way) best = &entry;
   }
   ++next_;
@@ -178,13 +213,14 @@ std::shared_ptr<WorkerPool::Worker> WorkerPool::Take(const Worker* except) {
   return best->worker;
 }
 
-void WorkerPool::Done(const std::shared_ptr<Worker>& worker, bool failed) {
+void WorkerPool::Done(const std::shared_ptr<Worker>& worker, Outcome outcome) {
   const Clock::Duration now = clock_.Monotonic();
   absl::MutexLock lock(&mutex_);
   for (Entry& entry : entries_) {
     if (entry.worker != worker) continue;
     --entry.under_way;
-    if (!failed) {
+    entry.unreachable |= outcome == Outcome::kUnreachable;
+    if (outcome != Outcome::kFailed) {
       entry.failures = 0;
       entry.left_alone_until = Clock::Duration::zero();
       return;
@@ -200,7 +236,7 @@ WorkerPool::Count WorkerPool::Workers() const {
   const Clock::Duration now = clock_.Monotonic();
   absl::MutexLock lock(&mutex_);
   Count count{.usable = 0, .all = entries_.size()};
-  for (const Entry& entry : entries_) count.usable += entry.left_alone_until <= now ? 1 : 0;
+  for (const Entry& entry : entries_) count.usable += entry.MayBeAsked(now) ? 1 : 0;
   return count;
 }
 

@@ -20,9 +20,10 @@
 
 namespace kvtrie {
 
-// The workers that one process knows, and which of them to ask. One that failed is left alone for a
-// while, longer each time; one whose health fails is not asked (grpc.health, by gRPC itself).
-// Thread-safe.
+// The workers that one process knows, and which of them to ask. One that cannot be reached, or
+// whose health fails (grpc.health), is asked again once it can be: a thread of the pool waits for
+// that, not those who want blocks coded. One that failed otherwise is left alone for a while,
+// longer each time. Thread-safe.
 class WorkerPool {
  public:
   // One address.
@@ -43,8 +44,12 @@ class WorkerPool {
   // The one with the least under way, that is not `except`; null: there is none to ask now. Done()
   // gives it back.
   std::shared_ptr<Worker> Take(const Worker* except = nullptr);
-  // `failed`: the worker itself did, not what it was asked.
-  void Done(const std::shared_ptr<Worker>& worker, bool failed);
+  enum class Outcome {
+    kWell,         // whatever became of what it was asked
+    kFailed,       // it did not answer in time, or not as it should
+    kUnreachable,  // there is no connection to it
+  };
+  void Done(const std::shared_ptr<Worker>& worker, Outcome outcome);
 
   // How many could be asked now, and how many there are.
   struct Count {
@@ -59,10 +64,16 @@ class WorkerPool {
     std::size_t under_way = 0;
     std::uint64_t failures = 0;  // since its last success
     Clock::Duration left_alone_until{};
+    bool unreachable = false;
+
+    bool MayBeAsked(Clock::Duration now) const { return !unreachable && left_alone_until <= now; }
   };
 
   void Resolve(bool first);
-  void ResolveFromTimeToTime();
+  // Asks names for their addresses, and waits for workers that cannot be reached.
+  void Watch();
+  bool HasUnreachable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AwaitWorkers();
 
   const WorkerOptions options_;
   Clock& clock_;
@@ -70,7 +81,7 @@ class WorkerPool {
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
   std::size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread resolver_;  // where a name stands for several
+  std::thread watcher_;
 };
 
 }  // namespace kvtrie

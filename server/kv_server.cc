@@ -69,7 +69,9 @@ std::shared_ptr<const BlockCodec> KvServer::MakeCodec() {
     workers_ = std::make_unique<const WorkerBackend>(
         config_.workers,
         [this](const ProfileId& id) -> absl::StatusOr<WorkerBackend::ProfileBytes> {
-          KV_ASSIGN_OR_RETURN(const auto reader, open_engine_.load()->OpenProfile(id));
+          Engine* const engine = open_engine_;
+          if (engine == nullptr) return absl::UnavailableError("the store is not open");
+          KV_ASSIGN_OR_RETURN(const auto reader, engine->OpenProfile(id));
           std::vector<std::byte> bytes(reader->info().header.profile_bytes());
           KV_RETURN_IF_ERROR(reader->Read(0, bytes));
           return std::make_shared<const std::vector<std::byte>>(std::move(bytes));

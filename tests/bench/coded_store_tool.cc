@@ -4,6 +4,9 @@
 //
 //   coded_store_tool --spec SPEC.json --profile FILE --level LEVEL --block-tokens N
 //                    --tokens FILE.tokens --kv FILE.kv --server HOST:PORT --out FILE.kv
+//                    [--worker HOST:PORT]
+//
+// With a worker, that one codes for the writer, and for a reader more.
 //
 // Files as `kvtrie profile` has them. Of a draft each level claims what it promises at most, which
 // nobody measured: for tests.
@@ -76,9 +79,12 @@ int Main(int argc, char** argv) {
     options.targets = {flags.at("server")};
     options.lane = Lane::kGrpc;
     options.coding = coding;
+    if (coding == Coding::kWorker) options.workers.targets = {flags.at("worker")};
+    options.workers.timeout = std::chrono::minutes(5);
     return OrFail(Client::Create(options));
   };
-  const auto client = connect(Coding::kInProcess);
+  const bool with_worker = flags.contains("worker");
+  const auto client = connect(with_worker ? Coding::kWorker : Coding::kInProcess);
   OrFail(client->RegisterModel(spec));
   const std::string whole_profile = WholeProfile(profile);
   OrFail(client->PutProfile(std::as_bytes(std::span(whole_profile))));
@@ -148,6 +154,13 @@ int Main(int argc, char** argv) {
       static_cast<double>((raw.size() - 1) * block_bytes) / put_seconds / 1e6;
   fetch(*client, "fetch", false);
   fetch(*client, "layers", true);
+  if (with_worker) {
+    const auto own = connect(Coding::kInProcess);
+    OrFail(own->RegisterModel(spec));
+    fetch(*own, "own", false);
+    result["worker_blocks"] = client->worker_stats().blocks_total;
+    result["blocks_without_worker"] = client->worker_stats().own_blocks_total;
+  }
   const auto reader = connect(Coding::kServer);
   OrFail(reader->RegisterModel(spec));
   fetch(*reader, "server", false);

@@ -37,7 +37,7 @@ struct Work {
   ModelSpec spec;
   std::vector<std::byte> profile;
   std::shared_ptr<const ResidualCodec> residual;
-  SyntheticText text;
+  std::vector<SyntheticText> texts;  // of the tokens of a call
   std::vector<std::vector<std::byte>> raw;
   std::vector<BlockToEncode> blocks;
 
@@ -89,27 +89,38 @@ Work MakeWork(const std::function<std::uint32_t(const char*)>& number) {
       DType::kBfloat16);
   work.spec.block_tokens = number("--block-tokens");
   KV_CHECK(work.spec.Validate().ok());
+  const auto text_tokens =
+      static_cast<std::uint32_t>(work.blocks_of_call()) * work.spec.block_tokens;
   const std::uint32_t tokens = number("--blocks") * work.spec.block_tokens;
-  work.text = MakeText(work.spec, tokens, 1);
+  for (std::uint32_t at = 0; at < tokens; at += text_tokens) {
+    work.texts.push_back(
+        MakeText(work.spec, std::min(text_tokens, tokens - at), 1 + work.texts.size()));
+  }
   ResidualFitOptions fit;
   fit.block_per_head = true;
   fit.rounds = 1;
   fit.levels = {{.quality = Quality::kHigh, .step = 1.2f, .rate_weight = 0.08f}};
-  const KvSample sample{.tokens = work.text.tokens, .raw = work.text.raw};
+  const KvSample sample{.tokens = work.texts[0].tokens, .raw = work.texts[0].raw};
   const auto profile = FitResidualProfile(work.spec, {&sample, 1}, {}, fit);
-  KV_CHECK(profile.ok());
+  if (!profile.ok()) {
+    std::fprintf(stderr, "worker_bench: %s\n", profile.status().ToString().c_str());
+    std::exit(1);
+  }
   work.profile = ProfileBytes(*profile);
   work.residual = CodecOfProfile(work.spec, ProfileIdOf(work.profile), work.profile).value();
-  for (std::uint32_t at = 0; at < tokens; at += work.spec.block_tokens) {
-    work.raw.push_back(CutBlock(work.spec, work.text, at));
+  for (const SyntheticText& text : work.texts) {
+    for (std::uint32_t at = 0; at < text.tokens.size(); at += work.spec.block_tokens) {
+      work.raw.push_back(CutBlock(work.spec, text, at));
+    }
   }
-  for (std::uint32_t i = 0; i < work.raw.size(); ++i) {
-    const std::uint32_t first = i * work.spec.block_tokens;
-    work.blocks.push_back(
-        {.first_position = first,
-         .session_tokens = tokens,
-         .tokens = std::span(work.text.tokens).subspan(first, work.spec.block_tokens),
-         .raw = work.raw[i]});
+  std::size_t i = 0;
+  for (const SyntheticText& text : work.texts) {
+    for (std::uint32_t at = 0; at < text.tokens.size(); at += work.spec.block_tokens) {
+      work.blocks.push_back({.first_position = at,
+                             .session_tokens = static_cast<std::uint32_t>(text.tokens.size()),
+                             .tokens = std::span(text.tokens).subspan(at, work.spec.block_tokens),
+                             .raw = work.raw[i++]});
+    }
   }
   return work;
 }

@@ -12,6 +12,7 @@ namespace kvtrie {
 namespace {
 
 using ::testing::HasSubstr;
+using Outcome = WorkerPool::Outcome;
 
 WorkerOptions Options(std::vector<std::string> targets) {
   WorkerOptions options;
@@ -27,7 +28,7 @@ TEST(WorkerPoolTest, WorkGoesToWhoeverHasTheLeast) {
   for (int i = 0; i < 3; ++i) taken.insert(pool.Take()->target);
   EXPECT_EQ(taken.size(), 3u);
   const auto fourth = pool.Take();
-  pool.Done(fourth, false);
+  pool.Done(fourth, Outcome::kWell);
   const auto least = pool.Take(fourth.get());
   EXPECT_NE(least, fourth);
 }
@@ -38,7 +39,7 @@ TEST(WorkerPoolTest, AWorkerThatFailedIsLeftAloneLongerEachTime) {
   for (const int pause_ms : {500, 1000, 2000}) {
     const auto worker = pool.Take();
     ASSERT_NE(worker, nullptr);
-    pool.Done(worker, /*failed=*/true);
+    pool.Done(worker, Outcome::kFailed);
     EXPECT_EQ(pool.Take(), nullptr);
     EXPECT_EQ(pool.Workers().usable, 0u);
     clock.Advance(std::chrono::milliseconds(pause_ms - 1));
@@ -49,8 +50,19 @@ TEST(WorkerPoolTest, AWorkerThatFailedIsLeftAloneLongerEachTime) {
   const auto worker = pool.Take();
   // One at a time finds out whether it is well again.
   EXPECT_EQ(pool.Take(), nullptr);
-  pool.Done(worker, /*failed=*/false);
+  pool.Done(worker, Outcome::kWell);
   EXPECT_NE(pool.Take(), nullptr);
+}
+
+TEST(WorkerPoolTest, AWorkerThatCannotBeReachedIsNotAsked) {
+  FakeClock clock;
+  WorkerPool pool(Options({"127.0.0.1:1", "b:1"}), clock);
+  std::shared_ptr<WorkerPool::Worker> worker = pool.Take();
+  if (worker->target == "b:1") worker = pool.Take(worker.get());
+  pool.Done(worker, Outcome::kUnreachable);
+  EXPECT_EQ(pool.Workers().usable, 1u);
+  clock.Advance(std::chrono::hours(1));
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(pool.Take()->target, "b:1");
 }
 
 TEST(WorkerPoolTest, ThePauseHasABound) {
@@ -59,7 +71,7 @@ TEST(WorkerPoolTest, ThePauseHasABound) {
   for (int i = 0; i < 30; ++i) {
     const auto worker = pool.Take();
     ASSERT_NE(worker, nullptr);
-    pool.Done(worker, true);
+    pool.Done(worker, Outcome::kFailed);
     clock.Advance(std::chrono::minutes(1));
   }
 }

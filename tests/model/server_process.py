@@ -1,4 +1,4 @@
-"""A kvtrie-server of one's own: started, killed, started again."""
+"""A kvtrie-server, or a kvtrie-worker, of one's own: started, killed, started again."""
 
 import dataclasses
 import json
@@ -18,38 +18,43 @@ def server_binary() -> pathlib.Path:
 
     Errors: FileNotFoundError says how to build it.
     """
+    return _binary("kvtrie-server")
+
+
+def worker_binary() -> pathlib.Path:
+    """The built worker; as server_binary."""
+    return _binary("kvtrie-worker")
+
+
+def _binary(name: str) -> pathlib.Path:
     root = pathlib.Path(__file__).resolve().parents[2]
     build = pathlib.Path(os.environ.get("KVTRIE_BUILD") or root / "build" / "release")
-    path = build / "kvtrie-server"
+    path = build / name
     if path.is_file():
         return path.resolve()
-    raise FileNotFoundError(f"no kvtrie-server below {build}: run tests/run.sh --stage build-release")
+    raise FileNotFoundError(f"no {name} below {build}: run tests/run.sh --stage build-release")
 
 
 @dataclasses.dataclass(frozen=True)
 class Addresses:
     listen: str
-    admin: str
+    admin: str  # of a worker: empty
     metrics: str
 
 
-class ServerProcess:
-    """One data folder and at most one server process on it.
+class _Process:
+    """At most one process of a program that says in a ready file when it serves.
 
-    Use as a context manager: its end kills the server and, after an exception, prints the server's log.
+    Use as a context manager: its end kills the process and, after an exception, prints its log.
     """
 
-    def __init__(self, binary: pathlib.Path, folder: pathlib.Path, flags: tuple[str, ...] = ()):
-        self.log_path = folder / "server.log"
-        self._ready_path = folder / "ready.json"
-        self._command = [
-            str(binary), f"--data_dir={folder / 'data'}", "--listen=127.0.0.1:0",
-            "--admin_listen=127.0.0.1:0", "--http_listen=127.0.0.1:0",
-            f"--ready_file={self._ready_path}", *flags
-        ]
+    def __init__(self, command: list[str], log_path: pathlib.Path, ready_path: pathlib.Path):
+        self.log_path = log_path
+        self._ready_path = ready_path
+        self._command = [*command, f"--ready_file={ready_path}"]
         self._process: subprocess.Popen | None = None
 
-    def __enter__(self) -> "ServerProcess":
+    def __enter__(self):
         return self
 
     def __exit__(self, exception_type, *_) -> None:
@@ -76,7 +81,7 @@ class ServerProcess:
                 raise RuntimeError(f"the server did not start:\n{self._log_tail()}")
             time.sleep(0.01)
         ready = json.loads(self._ready_path.read_text(encoding="utf-8"))
-        return Addresses(ready["listen"], ready["admin"], ready["metrics"])
+        return Addresses(ready["listen"], ready.get("admin", ""), ready["metrics"])
 
     def kill(self) -> None:
         """kill -9. Nothing happens where no server runs."""
@@ -99,6 +104,24 @@ class ServerProcess:
         if not self.log_path.exists():
             return "its log is gone"
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
+
+
+class ServerProcess(_Process):
+    """One data folder and at most one server process on it."""
+
+    def __init__(self, binary: pathlib.Path, folder: pathlib.Path, flags: tuple[str, ...] = ()):
+        super().__init__([
+            str(binary), f"--data_dir={folder / 'data'}", "--listen=127.0.0.1:0",
+            "--admin_listen=127.0.0.1:0", "--http_listen=127.0.0.1:0", *flags
+        ], folder / "server.log", folder / "ready.json")
+
+
+class WorkerProcess(_Process):
+    """At most one worker process; its log lies in the folder."""
+
+    def __init__(self, binary: pathlib.Path, folder: pathlib.Path, flags: tuple[str, ...] = ()):
+        super().__init__([str(binary), "--listen=127.0.0.1:0", "--http_listen=127.0.0.1:0", *flags],
+                         folder / "worker.log", folder / "worker-ready.json")
 
 
 def _environment() -> dict[str, str]:

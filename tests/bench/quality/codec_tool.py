@@ -112,13 +112,16 @@ def put_profile(profile: pathlib.Path, server: str) -> None:
     _run_plain([tool_path(), "--server", server, "profile", "put", profile])
 
 
-def store(server: str, profile: pathlib.Path, level: str, token_ids: Sequence[int],
-          kv: np.ndarray) -> tuple[np.ndarray, dict]:
+def store(server: str, profile: pathlib.Path, level: str, token_ids: Sequence[int], kv: np.ndarray,
+          worker: str | None = None) -> tuple[np.ndarray, dict]:
     """KV that went through a server at a level, as all kinds of readers got it, and what the tool measured.
+
+    With `worker`, that one codes it.
 
     REQUIRES: as code.
     """
-    summary, restored = _restore([_STORE_PATH], profile, level, token_ids, kv, "--server", server)
+    more = ("--worker", worker) if worker else ()
+    summary, restored = _restore([_STORE_PATH], profile, level, token_ids, kv, "--server", server, *more)
     return restored, summary
 
 

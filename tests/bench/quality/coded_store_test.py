@@ -57,6 +57,23 @@ def _fitted(tmp_path_factory):
     return _Fitted(model, tokenizer, samples, profile)
 
 
+@pytest.mark.parametrize("level", ["high", "near-exact"])
+def test_kv_that_a_worker_codes_is_what_this_process_makes(tmp_path, fitted, level):
+    prefix = fitted.tokenizer.encode(texts.license_text("Apache-2.0"))[:_PREFIX_TOKENS]
+    kv = judge.get_kv(_kv_of(fitted.model, prefix))
+    own = codec_tool.code(fitted.profile, level, {}, prefix, kv).kv
+
+    with server_process.WorkerProcess(server_process.worker_binary(), tmp_path) as worker, \
+            server_process.ServerProcess(server_process.server_binary(), tmp_path,
+                                         ("--noprefault_memory",)) as server:
+        restored, said = codec_tool.store(server.start().listen, fitted.profile, level, prefix, kv,
+                                          worker.start().listen)
+    # Which holds what the level is measured to cost.
+    assert np.array_equal(restored, own)
+    assert said["worker_blocks"] > 0
+    assert said["blocks_without_worker"] == 0
+
+
 def test_kv_put_at_high_costs_the_model_no_more_than_that(tmp_path, fitted):
     model = fitted.model
     token_ids = fitted.tokenizer.encode(texts.license_text("Apache-2.0"))
