@@ -24,10 +24,11 @@ constexpr std::size_t kMemoryShare = 4;
 
 constexpr std::chrono::milliseconds kMemoryRetryAfter{100};
 
-// What an item takes while it is here: what comes of it, and what it becomes. A frame may be a
-// little larger than what it was made of.
-std::size_t MemoryOf(const CodecModel& model, std::uint64_t received_bytes) {
-  return received_bytes + model.geometry.raw_block_bytes() + (std::size_t{64} << 10);
+// What an item takes while it is here: what comes of it, and what it and its references become. A
+// frame may be a little larger than what it was made of.
+std::size_t MemoryOf(const CodecJob& job, std::uint64_t received_bytes) {
+  return received_bytes + (1 + job.references.size()) * job.model->geometry.raw_block_bytes() +
+         (std::size_t{64} << 10);
 }
 
 // A slice that keeps the job alive, whose memory it is, until gRPC has sent it.
@@ -187,7 +188,7 @@ absl::Status CodecStream::Begin(const v1::CodecItem& item) {
 }
 
 bool CodecStream::Reserve() {
-  const std::size_t bytes = MemoryOf(*model_, incoming_->wanted_bytes);
+  const std::size_t bytes = MemoryOf(*incoming_->job, incoming_->wanted_bytes);
   const std::size_t share = host_.memory.limit_bytes() / kMemoryShare;
   if (layer_major_) {
     // Nothing of such a stream is given back before all of it is here: it must not wait.
