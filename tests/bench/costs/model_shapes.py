@@ -103,8 +103,9 @@ class Shares:
 def operations(shape: Shape, shares: Shares) -> dict[str, float]:
     """Per token; the names are those of codec_costs_bench."""
     found = dict.fromkeys(
-        ("components", "rope_components", "predict_macs", "input_codes", "predict_products", "analyze_macs", "coded_values",
-         "entropy_steps", "nonzero_values", "add_macs", "importance_macs", "importance_scores", "importance_features"), 0.0)
+        ("components", "rope_components", "predict_macs", "input_codes", "predict_products", "analyze_macs",
+         "coded_values", "entropy_steps", "nonzero_values", "add_macs", "importance_macs", "importance_scores",
+         "importance_features"), 0.0)
     planes = shape.planes
     for plane, components in enumerate(planes):
         inputs = shape.input_components(plane)
