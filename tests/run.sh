@@ -64,7 +64,7 @@ stage_test_asan() {
 }
 
 stage_test_model() {
-  "$python" -m pytest tests/model tests/bench/quality tests/bench/sharing -q -p no:cacheprovider -rs --junitxml "$results/model.xml"
+  "$python" -m pytest tests/model tests/bench/quality tests/bench/sharing tests/bench/costs -q -p no:cacheprovider -rs --junitxml "$results/model.xml"
 }
 
 # By itself: the stubs that tests of the model generate are a package kvtrie too.
