@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <utility>
 #include <vector>
@@ -54,32 +55,40 @@ absl::StatusOr<std::shared_ptr<const DeviceCoder>> DeviceCoder::Of(
                       pool));
   coder->decode_blocks_max_ = BlocksOfBatch(DecodeBatch::DeviceBytesOfBlock(coder->model_),
                                             coder->model_, device, options);
+  coder->encode_blocks_max_ = BlocksOfBatch(EncodeBatch::DeviceBytesOfBlock(coder->model_),
+                                            coder->model_, device, options);
   return coder;
 }
 
+// A call has two batches under way, where there are two workspaces: one's copies run beside the
+// other's work.
+template <typename Finish>
+absl::StatusOr<WorkspacePool::Lease> DeviceCoder::TakeWorkspace(bool has_one,
+                                                                Finish finish) const {
+  if (has_one) {
+    if (WorkspacePool::Lease second = pool_.TryAcquire(); second != nullptr) return second;
+    KV_RETURN_IF_ERROR(finish());
+  }
+  return pool_.Acquire();
+}
+
 absl::Status DeviceCoder::DecodeOnDevice(std::span<const BlockToDecode> blocks) const {
-  // Two batches at a time, where there are two workspaces: one's copies run beside the other's
-  // work.
   std::unique_ptr<DecodeBatch> before;
+  const auto finish = [&] {
+    const std::unique_ptr<DecodeBatch> last = std::move(before);
+    return last == nullptr ? absl::OkStatus() : last->Finish();
+  };
   for (std::size_t at = 0; at < blocks.size(); at += decode_blocks_max_) {
-    WorkspacePool::Lease workspace;
-    if (before != nullptr) workspace = pool_.TryAcquire();
-    if (workspace == nullptr) {
-      if (before != nullptr) {
-        const std::unique_ptr<DecodeBatch> last = std::move(before);
-        KV_RETURN_IF_ERROR(last->Finish());
-      }
-      KV_ASSIGN_OR_RETURN(workspace, pool_.Acquire());
-    }
+    KV_ASSIGN_OR_RETURN(WorkspacePool::Lease workspace, TakeWorkspace(before != nullptr, finish));
     KV_ASSIGN_OR_RETURN(
         std::unique_ptr<DecodeBatch> batch,
         DecodeBatch::Start(model_,
                            blocks.subspan(at, std::min(decode_blocks_max_, blocks.size() - at)),
                            std::move(workspace)));
-    if (before != nullptr) KV_RETURN_IF_ERROR(before->Finish());
+    KV_RETURN_IF_ERROR(finish());
     before = std::move(batch);
   }
-  return before == nullptr ? absl::OkStatus() : before->Finish();
+  return finish();
 }
 
 absl::Status DeviceCoder::Decode(std::span<const BlockToDecode> blocks) const {
@@ -100,9 +109,62 @@ absl::Status DeviceCoder::Decode(std::span<const BlockToDecode> blocks) const {
   return absl::OkStatus();
 }
 
+absl::Status DeviceCoder::EncodeOnDevice(std::span<const BlockToEncode> blocks, Quality quality,
+                                         std::vector<EncodeBatch::Encoded>& encoded) const {
+  std::unique_ptr<EncodeBatch> before;
+  const auto finish = [&]() -> absl::Status {
+    if (before == nullptr) return absl::OkStatus();
+    const std::unique_ptr<EncodeBatch> last = std::move(before);
+    KV_ASSIGN_OR_RETURN(std::vector<EncodeBatch::Encoded> of_batch, last->Finish());
+    std::move(of_batch.begin(), of_batch.end(), std::back_inserter(encoded));
+    return absl::OkStatus();
+  };
+  for (std::size_t at = 0; at < blocks.size(); at += encode_blocks_max_) {
+    KV_ASSIGN_OR_RETURN(WorkspacePool::Lease workspace, TakeWorkspace(before != nullptr, finish));
+    KV_ASSIGN_OR_RETURN(
+        std::unique_ptr<EncodeBatch> batch,
+        EncodeBatch::Start(model_,
+                           blocks.subspan(at, std::min(encode_blocks_max_, blocks.size() - at)),
+                           quality, std::move(workspace)));
+    KV_RETURN_IF_ERROR(finish());
+    before = std::move(batch);
+  }
+  return finish();
+}
+
 absl::StatusOr<std::vector<EncodedBlock>> DeviceCoder::Encode(
     std::span<const BlockToEncode> blocks, Quality quality) const {
-  return model_.codec->Encode(blocks, quality);
+  if (model_.profile->LevelOf(quality) < 0) return model_.codec->Encode(blocks, quality);
+  const KvGeometry& geometry = model_.geometry;
+  std::vector<BlockToEncode> on_device, of_codec;
+  std::vector<std::size_t> device_places, codec_places;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const BlockToEncode& block = blocks[i];
+    KV_CHECK(block.tokens.size() == geometry.block_tokens());
+    KV_CHECK(block.raw.size() == geometry.raw_block_bytes());
+    KV_CHECK(block.importance.empty() || block.importance.size() == block.tokens.size());
+    const bool is_for_device = block.references.empty() && block.runs.empty();
+    (is_for_device ? on_device : of_codec).push_back(block);
+    (is_for_device ? device_places : codec_places).push_back(i);
+  }
+  std::vector<EncodeBatch::Encoded> from_device;
+  KV_RETURN_IF_ERROR(EncodeOnDevice(on_device, quality, from_device));
+  std::vector<EncodedBlock> encoded(blocks.size());
+  for (std::size_t i = 0; i < from_device.size(); ++i) {
+    if (from_device[i].is_missing) {
+      of_codec.push_back(on_device[i]);
+      codec_places.push_back(device_places[i]);
+    } else {
+      encoded[device_places[i]] = std::move(from_device[i].block);
+    }
+  }
+  if (of_codec.empty()) return encoded;
+  KV_ASSIGN_OR_RETURN(std::vector<EncodedBlock> from_codec,
+                      model_.codec->Encode(of_codec, quality));
+  for (std::size_t i = 0; i < from_codec.size(); ++i) {
+    encoded[codec_places[i]] = std::move(from_codec[i]);
+  }
+  return encoded;
 }
 
 namespace {

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "gpu/device.h"
 #include "gpu/device_model.h"
+#include "gpu/encode_batch.h"
 #include "gpu/workspace.h"
 #include "storage/codec/block_coder.h"
 
@@ -46,7 +47,11 @@ class DeviceCoder final : public BlockCoder {
  private:
   DeviceCoder(DeviceModel model, WorkspacePool& pool) : model_(std::move(model)), pool_(pool) {}
 
+  template <typename Finish>
+  absl::StatusOr<WorkspacePool::Lease> TakeWorkspace(bool has_one, Finish finish) const;
   absl::Status DecodeOnDevice(std::span<const BlockToDecode> blocks) const;
+  absl::Status EncodeOnDevice(std::span<const BlockToEncode> blocks, Quality quality,
+                              std::vector<EncodeBatch::Encoded>& encoded) const;
 
   const DeviceModel model_;
   WorkspacePool& pool_;

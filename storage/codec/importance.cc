@@ -66,6 +66,24 @@ std::int32_t ExponentOf(float importance, float strength) {
   return importance > 0 ? ExponentOfLog(std::log(importance), strength) : 0;
 }
 
+void SetExponents(std::span<const float> importance, std::size_t first_row,
+                  std::uint32_t group_count, float strength,
+                  std::vector<std::vector<std::int32_t>>& exponents) {
+  for (std::size_t t = 0; t < importance.size(); ++t) {
+    const std::int32_t exponent = ExponentOf(importance[t], strength);
+    const std::size_t row = first_row + t;
+    for (std::vector<std::int32_t>& of_plane : exponents) {
+      for (std::size_t group = 0; group < group_count; ++group) {
+        of_plane[(row / kLanes * group_count + group) * kLanes + row % kLanes] = exponent;
+      }
+    }
+  }
+}
+
+std::uint32_t TokensBehind(std::uint32_t position, std::uint32_t session_tokens) {
+  return session_tokens > position ? session_tokens - position : 1;
+}
+
 std::vector<RopePairs> RopePairs::OfLayers(const ModelSpec& spec) {
   const KvGeometry geometry(spec);
   const RopeSpec& rope = spec.rope;

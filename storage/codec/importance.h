@@ -54,6 +54,16 @@ struct RopePairs {
 // `importance` is no number above 0.
 std::int32_t ExponentOf(float importance, float strength);
 
+// The same for the tokens of a block, whose first is row `first_row`, in the place of what stands
+// there: [plane][row / 16][group][row % 16].
+void SetExponents(std::span<const float> importance, std::size_t first_row,
+                  std::uint32_t group_count, float strength,
+                  std::vector<std::vector<std::int32_t>>& exponents);
+
+// Of each token of a block, how many of the session are behind it, as far as they are known; itself
+// included.
+std::uint32_t TokensBehind(std::uint32_t position, std::uint32_t session_tokens);
+
 // Immutable, thread-safe.
 class ImportanceEstimator {
  public:

@@ -417,9 +417,8 @@ void ResidualCodec::Encoder::ChooseExponents() {
     for (const Coded& coded : coded_) {
       const BlockToEncode& block = *coded.block;
       for (std::uint32_t t = 0; t < block.tokens.size(); ++t) {
-        const std::uint32_t position = block.first_position + t;
         tokens_behind[coded.first_row + t] =
-            block.session_tokens > position ? block.session_tokens - position : 1;
+            TokensBehind(block.first_position + t, block.session_tokens);
       }
     }
     features = state_.importance->Features(rows_, tokens_behind);
@@ -434,15 +433,8 @@ void ResidualCodec::Encoder::ChooseExponents() {
       worker.exponents.assign(rows_.size(), std::vector<std::int32_t>(row_count_ * groups));
     }
     for (const Coded& coded : coded_) {
-      for (std::size_t t = 0; t < coded.block->importance.size(); ++t) {
-        const std::int32_t exponent = ExponentOf(coded.block->importance[t], strength);
-        const std::size_t row = coded.first_row + t;
-        for (std::vector<std::int32_t>& of_plane : worker.exponents) {
-          for (std::size_t group = 0; group < groups; ++group) {
-            of_plane[(row / kLanes * groups + group) * kLanes + row % kLanes] = exponent;
-          }
-        }
-      }
+      SetExponents(coded.block->importance, coded.first_row,
+                   static_cast<std::uint32_t>(groups), strength, worker.exponents);
     }
   }
 }
