@@ -233,14 +233,14 @@ struct Decoded {
 
 inline constexpr std::size_t kTwinBytes = std::size_t{1} << 30;
 
-// The host twin as a backend, and a coder of it.
+// A codec, and a coder of a device beside it: the host twin, unless it is told another one.
 struct Twin {
   explicit Twin(const Shape& shape, const ResidualProfile& profile,
                 const DeviceCoderOptions& options = {.workspaces = 2},
-                std::size_t memory_bytes = kTwinBytes)
+                std::unique_ptr<Device> device = MakeHostDevice(kTwinBytes))
       : spec(SpecOf(shape)),
         codec(MakeCodec(spec, profile)),
-        backend(MakeDeviceBackend("twin", MakeHostDevice(memory_bytes), options)) {
+        backend(MakeDeviceBackend("twin", std::move(device), options)) {
     auto made = backend->CoderFor(spec, codec);
     EXPECT_TRUE(made.ok()) << made.status();
     if (made.ok()) coder = *made;
