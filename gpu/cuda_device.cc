@@ -36,21 +36,18 @@ class CudaStream final : public DeviceStream {
   }
   absl::Status Open() {
     KV_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(number_), "choosing the device"));
-    KV_RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-                                  "making a stream"));
-    return CudaStatus(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
-                      "making an event");
+    KV_RETURN_IF_ERROR(
+        CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
+    return CudaStatus(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event");
   }
 
   void CopyToDevice(void* to, const void* from, std::size_t bytes) override {
-    Ask("copying to the device", [&] {
-      return cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_);
-    });
+    Ask("copying to the device",
+        [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_); });
   }
   void CopyFromDevice(void* to, const void* from, std::size_t bytes) override {
-    Ask("copying from the device", [&] {
-      return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_);
-    });
+    Ask("copying from the device",
+        [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_); });
   }
   void Zero(void* at, std::size_t bytes) override {
     Ask("clearing memory", [&] { return cudaMemsetAsync(at, 0, bytes, stream_); });
@@ -186,8 +183,7 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int number) {
   int count = 0;
   KV_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "looking for devices"));
   if (number >= count) {
-    return absl::UnavailableError(
-        absl::StrCat("CUDA: no device ", number, ", there are ", count));
+    return absl::UnavailableError(absl::StrCat("CUDA: no device ", number, ", there are ", count));
   }
   cudaDeviceProp properties;
   KV_RETURN_IF_ERROR(
@@ -199,11 +195,10 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int number) {
   }
   KV_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(number), "choosing the device"));
   std::size_t free_bytes = 0, all_bytes = 0;
-  KV_RETURN_IF_ERROR(
-      CudaStatus(cudaMemGetInfo(&free_bytes, &all_bytes), "asking for free memory"));
+  KV_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free_bytes, &all_bytes), "asking for free memory"));
   KV_RETURN_IF_ERROR(CudaProducts::Create().status());
-  return std::make_unique<CudaDevice>(
-      number, absl::StrCat(properties.name, " (CUDA ", number, ")"), free_bytes / 5 * 4);
+  return std::make_unique<CudaDevice>(number, absl::StrCat(properties.name, " (CUDA ", number, ")"),
+                                      free_bytes / 5 * 4);
 }
 
 }  // namespace kvtrie::gpu

@@ -199,8 +199,7 @@ TeamGrid TeamGridOf(std::uint32_t block_count) {
     processors = 1;
   }
   unsigned warps = 1;
-  while (warps < 8 &&
-         block_count > 2 * warps * kTeamsOfWarp * static_cast<unsigned>(processors)) {
+  while (warps < 8 && block_count > 2 * warps * kTeamsOfWarp * static_cast<unsigned>(processors)) {
     warps *= 2;
   }
   const unsigned teams = warps * kTeamsOfWarp;

@@ -125,9 +125,9 @@ absl::StatusOr<const CudaProducts::Plan*> CudaProducts::PlanOf(const Key& key,
   auto plan = std::make_unique<Plan>(library_);
   KV_RETURN_IF_ERROR(
       CublasStatus(library_.desc_create(&plan->product, of.compute, of.scale), "a product"));
-  KV_RETURN_IF_ERROR(CublasStatus(library_.desc_set(plan->product, CUBLASLT_MATMUL_DESC_TRANSA,
-                                                    &of.of_a, sizeof of.of_a),
-                                  "a product's order"));
+  KV_RETURN_IF_ERROR(CublasStatus(
+      library_.desc_set(plan->product, CUBLASLT_MATMUL_DESC_TRANSA, &of.of_a, sizeof of.of_a),
+      "a product's order"));
   const auto describe = [&](const Description::Matrix& matrix,
                             cublasLtMatrixLayout_t& layout) -> absl::Status {
     KV_RETURN_IF_ERROR(CublasStatus(library_.layout_create(&layout, matrix.type, matrix.rows,
@@ -138,10 +138,9 @@ absl::StatusOr<const CudaProducts::Plan*> CudaProducts::PlanOf(const Key& key,
     KV_RETURN_IF_ERROR(CublasStatus(
         library_.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batches, sizeof batches),
         "a batch"));
-    return CublasStatus(
-        library_.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
-                            sizeof stride),
-        "a batch's stride");
+    return CublasStatus(library_.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                            &stride, sizeof stride),
+                        "a batch's stride");
   };
   KV_RETURN_IF_ERROR(describe(of.a, plan->a));
   KV_RETURN_IF_ERROR(describe(of.b, plan->b));
@@ -149,19 +148,18 @@ absl::StatusOr<const CudaProducts::Plan*> CudaProducts::PlanOf(const Key& key,
 
   cublasLtMatmulPreference_t preference = nullptr;
   KV_RETURN_IF_ERROR(CublasStatus(library_.preference_create(&preference), "a preference"));
-  const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t,
-                        decltype(library_.preference_destroy)>
+  const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, decltype(library_.preference_destroy)>
       owned(preference, library_.preference_destroy);
-  KV_RETURN_IF_ERROR(CublasStatus(
-      library_.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                              &of.scratch_bytes, sizeof of.scratch_bytes),
-      "the scratch memory"));
+  KV_RETURN_IF_ERROR(
+      CublasStatus(library_.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                           &of.scratch_bytes, sizeof of.scratch_bytes),
+                   "the scratch memory"));
   cublasLtMatmulHeuristicResult_t best = {};
   int found = 0;
-  KV_RETURN_IF_ERROR(CublasStatus(
-      library_.heuristic(handle_, plan->product, plan->a, plan->b, plan->c, plan->c, preference, 1,
-                         &best, &found),
-      "choosing an algorithm"));
+  KV_RETURN_IF_ERROR(
+      CublasStatus(library_.heuristic(handle_, plan->product, plan->a, plan->b, plan->c, plan->c,
+                                      preference, 1, &best, &found),
+                   "choosing an algorithm"));
   if (found == 0) return absl::UnavailableError("cuBLASLt: no algorithm for a product");
   plan->algorithm = best.algo;
   return plans_.emplace(key, std::move(plan)).first->second.get();
@@ -183,11 +181,10 @@ absl::Status CudaProducts::Multiply(const IntegerProductArgs& args, void* scratc
                                    .scratch_bytes = scratch_bytes};
   KV_ASSIGN_OR_RETURN(const Plan* const plan, PlanOf(key, description));
   const std::int32_t one = 1, zero = 0;
-  return CublasStatus(
-      library_.matmul(handle_, plan->product, &one, args.matrix, plan->a, args.rows, plan->b,
-                      &zero, args.products, plan->c, args.products, plan->c, &plan->algorithm,
-                      scratch, scratch_bytes, stream),
-      "a product of integers");
+  return CublasStatus(library_.matmul(handle_, plan->product, &one, args.matrix, plan->a, args.rows,
+                                      plan->b, &zero, args.products, plan->c, args.products,
+                                      plan->c, &plan->algorithm, scratch, scratch_bytes, stream),
+                      "a product of integers");
 }
 
 absl::Status CudaProducts::Multiply(const FloatProductArgs& args, void* scratch,
@@ -206,11 +203,10 @@ absl::Status CudaProducts::Multiply(const FloatProductArgs& args, void* scratch,
                                    .scratch_bytes = scratch_bytes};
   KV_ASSIGN_OR_RETURN(const Plan* const plan, PlanOf(key, description));
   const float one = 1, zero = 0;
-  return CublasStatus(
-      library_.matmul(handle_, plan->product, &one, args.matrix, plan->a, args.rows, plan->b,
-                      &zero, args.products, plan->c, args.products, plan->c, &plan->algorithm,
-                      scratch, scratch_bytes, stream),
-      "a product of floats");
+  return CublasStatus(library_.matmul(handle_, plan->product, &one, args.matrix, plan->a, args.rows,
+                                      plan->b, &zero, args.products, plan->c, args.products,
+                                      plan->c, &plan->algorithm, scratch, scratch_bytes, stream),
+                      "a product of floats");
 }
 
 }  // namespace kvtrie::gpu

@@ -6,9 +6,8 @@ namespace kvtrie::gpu {
 
 absl::Status CudaStatus(cudaError_t error, absl::string_view doing) {
   if (error == cudaSuccess) return absl::OkStatus();
-  const std::string message =
-      absl::StrCat("CUDA: ", doing, ": ", cudaGetErrorString(error), " (",
-                   cudaGetErrorName(error), ")");
+  const std::string message = absl::StrCat("CUDA: ", doing, ": ", cudaGetErrorString(error), " (",
+                                           cudaGetErrorName(error), ")");
   switch (error) {
     case cudaErrorInvalidValue:
     case cudaErrorInvalidConfiguration:

@@ -3,9 +3,8 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
-#include "absl/strings/string_view.h"
-
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 namespace kvtrie::gpu {
 

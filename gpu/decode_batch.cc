@@ -67,9 +67,8 @@ struct DecodeBatch::Parts {
 
 absl::Status DecodeBatch::Parts::Open() {
   for (const BlockToDecode& block : blocks) {
-    KV_ASSIGN_OR_RETURN(bodies.emplace_back(),
-                        ReadResidualBody(model.geometry, model.codec->id(), model.codec->profile(),
-                                         block));
+    KV_ASSIGN_OR_RETURN(bodies.emplace_back(), ReadResidualBody(model.geometry, model.codec->id(),
+                                                                model.codec->profile(), block));
     const std::span<const std::byte> symbols = bodies.back().symbols;
     if (symbols.size() < kRansStateBytes) return DamagedBody("its symbols end early");
     if (symbols.size() % 2 != 0) return DamagedBody("its symbols do not end");
@@ -131,8 +130,7 @@ absl::Status DecodeBatch::Parts::Ask() {
   out.Add(block_count * geometry.raw_block_bytes());
   out_states = out.Add<std::uint32_t>(block_count * kLanes);
   out_taken = out.Add<std::uint32_t>(block_count);
-  KV_RETURN_IF_ERROR(
-      workspace->Reserve(layout.bytes(), input.layout.bytes(), out.bytes()));
+  KV_RETURN_IF_ERROR(workspace->Reserve(layout.bytes(), input.layout.bytes(), out.bytes()));
   Fill(input);
 
   std::byte* const device = workspace->device();
@@ -176,16 +174,14 @@ absl::Status DecodeBatch::Parts::Ask() {
         layer_bytes);
     write.first_row = of.first_row;
     work.Launch(write);
-    if (plane + 1 == profile.planes().size() ||
-        profile.planes()[plane + 1].shape.layer != layer) {
+    if (plane + 1 == profile.planes().size() || profile.planes()[plane + 1].shape.layer != layer) {
       // Goes back while the layers behind it are made.
       copies.WaitFor(work);
       copies.CopyFromDevice(workspace->out() + block_count * layer_begin, device + of_layer,
                             block_count * layer_bytes);
     }
   }
-  work.CopyFromDevice(workspace->out() + out_states, decode.states,
-                      block_count * kRansStateBytes);
+  work.CopyFromDevice(workspace->out() + out_states, decode.states, block_count * kRansStateBytes);
   work.CopyFromDevice(workspace->out() + out_taken, decode.taken,
                       block_count * sizeof(std::uint32_t));
   return absl::OkStatus();
@@ -230,8 +226,8 @@ absl::Status DecodeBatch::Finish() {
     if (taken > parts.word_counts[b]) return DamagedBody("its symbols end early");
     bool finished = taken == parts.word_counts[b];
     for (std::size_t i = 0; i < kLanes; ++i) {
-      finished &= LoadLittle<std::uint32_t>(out + parts.out_states + 4 * (b * kLanes + i)) ==
-                  kRansStateMin;
+      finished &=
+          LoadLittle<std::uint32_t>(out + parts.out_states + 4 * (b * kLanes + i)) == kRansStateMin;
     }
     if (!finished) return DamagedBody("its symbols do not end");
   }

@@ -104,8 +104,7 @@ class OwnedMemory {
   }
 
   static absl::StatusOr<OwnedMemory> Of(Device& device, std::size_t bytes) {
-    absl::StatusOr<void*> memory =
-        kPinned ? device.AllocatePinned(bytes) : device.Allocate(bytes);
+    absl::StatusOr<void*> memory = kPinned ? device.AllocatePinned(bytes) : device.Allocate(bytes);
     if (!memory.ok()) return std::move(memory).status();
     OwnedMemory owned;
     owned.device_ = &device;

@@ -41,8 +41,7 @@ absl::StatusOr<std::shared_ptr<const DeviceCoder>> DeviceCoder::Of(
   KV_ASSIGN_OR_RETURN(auto on_device, DeviceProfile::Upload(device, spec, profile));
   std::unique_ptr<const ImportanceEstimator> importance;
   if (profile.importance.query_heads > 0) {
-    importance =
-        std::make_unique<const ImportanceEstimator>(profile, RopePairs::OfLayers(spec));
+    importance = std::make_unique<const ImportanceEstimator>(profile, RopePairs::OfLayers(spec));
   }
   const KvGeometry geometry(spec);
   auto coder = std::shared_ptr<DeviceCoder>(
@@ -53,18 +52,17 @@ absl::StatusOr<std::shared_ptr<const DeviceCoder>> DeviceCoder::Of(
                                   .importance = std::move(importance),
                                   .raw_kv = RawKv(geometry, spec.rope)},
                       pool));
-  coder->decode_blocks_max_ = BlocksOfBatch(DecodeBatch::DeviceBytesOfBlock(coder->model_),
-                                            coder->model_, device, options);
-  coder->encode_blocks_max_ = BlocksOfBatch(EncodeBatch::DeviceBytesOfBlock(coder->model_),
-                                            coder->model_, device, options);
+  coder->decode_blocks_max_ =
+      BlocksOfBatch(DecodeBatch::DeviceBytesOfBlock(coder->model_), coder->model_, device, options);
+  coder->encode_blocks_max_ =
+      BlocksOfBatch(EncodeBatch::DeviceBytesOfBlock(coder->model_), coder->model_, device, options);
   return coder;
 }
 
 // A call has two batches under way, where there are two workspaces: one's copies run beside the
 // other's work.
 template <typename Finish>
-absl::StatusOr<WorkspacePool::Lease> DeviceCoder::TakeWorkspace(bool has_one,
-                                                                Finish finish) const {
+absl::StatusOr<WorkspacePool::Lease> DeviceCoder::TakeWorkspace(bool has_one, Finish finish) const {
   if (has_one) {
     if (WorkspacePool::Lease second = pool_.TryAcquire(); second != nullptr) return second;
     KV_RETURN_IF_ERROR(finish());
@@ -132,8 +130,8 @@ absl::Status DeviceCoder::EncodeOnDevice(std::span<const BlockToEncode> blocks, 
   return finish();
 }
 
-absl::StatusOr<std::vector<EncodedBlock>> DeviceCoder::Encode(
-    std::span<const BlockToEncode> blocks, Quality quality) const {
+absl::StatusOr<std::vector<EncodedBlock>> DeviceCoder::Encode(std::span<const BlockToEncode> blocks,
+                                                              Quality quality) const {
   if (model_.profile->LevelOf(quality) < 0) return model_.codec->Encode(blocks, quality);
   const KvGeometry& geometry = model_.geometry;
   std::vector<BlockToEncode> on_device, of_codec;
@@ -171,8 +169,7 @@ namespace {
 
 class DeviceBackend final : public CodecBackend {
  public:
-  DeviceBackend(std::string name, std::unique_ptr<Device> device,
-                const DeviceCoderOptions& options)
+  DeviceBackend(std::string name, std::unique_ptr<Device> device, const DeviceCoderOptions& options)
       : name_(std::move(name)),
         options_(options),
         device_(std::move(device)),

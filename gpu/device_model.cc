@@ -91,8 +91,7 @@ Prediction BatchPlanes::Predict(std::uint32_t plane) {
   gather.input_count = static_cast<std::uint32_t>(of.inputs.size());
   for (std::size_t i = 0; i < of.inputs.size(); ++i) {
     gather.codes[i] = CodesOf(of.inputs[i]);
-    gather.widths[i] =
-        model_.profile->planes()[of.inputs[i]].shape.components() / of.block_count;
+    gather.widths[i] = model_.profile->planes()[of.inputs[i]].shape.components() / of.block_count;
   }
   gather.in_stride = of.in;
   gather.plane_blocks = of.block_count;

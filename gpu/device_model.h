@@ -25,9 +25,7 @@ struct DeviceModel {
     return (geometry.block_tokens() + static_cast<std::uint32_t>(kLanes) - 1) /
            static_cast<std::uint32_t>(kLanes);
   }
-  std::uint32_t rows_of_block() const {
-    return row_groups() * static_cast<std::uint32_t>(kLanes);
-  }
+  std::uint32_t rows_of_block() const { return row_groups() * static_cast<std::uint32_t>(kLanes); }
 };
 
 // Where the parts of a batch that both directions have lie in a workspace's memory.
@@ -35,12 +33,12 @@ struct BatchMemory {
   // REQUIRES: `layout` is of the device's memory.
   BatchMemory(const DeviceModel& model, std::uint32_t block_count, MemoryLayout& layout);
 
-  std::size_t values;                 // [row][component of a plane] float
-  std::size_t rows;                   // the same
-  std::size_t gathered;               // of the widest plane, as GatherArgs has it
-  std::size_t products;               // likewise
-  std::size_t codes;                  // 8 times [row][component of a plane]
-  std::vector<std::size_t> cosines;   // of each rotation
+  std::size_t values;                // [row][component of a plane] float
+  std::size_t rows;                  // the same
+  std::size_t gathered;              // of the widest plane, as GatherArgs has it
+  std::size_t products;              // likewise
+  std::size_t codes;                 // 8 times [row][component of a plane]
+  std::vector<std::size_t> cosines;  // of each rotation
   std::vector<std::size_t> sines;
   std::size_t codes_stride;
 };

@@ -58,10 +58,10 @@ void AddPrediction(const PlaneProfile& of, std::size_t in_count, DevicePlane& pl
     for (std::size_t c = 0; c < components; ++c) {
       const std::int8_t* const from = of.weights.data() + c * in_count;
       const std::size_t block = c / plane.block_components;
-      std::copy_n(from, in_count,
-                  weights.begin() + static_cast<std::ptrdiff_t>(
-                                        (block * plane.out + c % plane.block_components) *
-                                        plane.in));
+      std::copy_n(
+          from, in_count,
+          weights.begin() + static_cast<std::ptrdiff_t>(
+                                (block * plane.out + c % plane.block_components) * plane.in));
       std::int32_t sum = 0;
       for (std::size_t i = 0; i < in_count; ++i) sum += from[i];
       sums[c] = kCodeOfZero * sum;
@@ -117,8 +117,8 @@ absl::StatusOr<std::unique_ptr<const DeviceProfile>> DeviceProfile::Upload(
     tables.back().limit = static_cast<std::uint16_t>(limits[i]);
   }
   for (std::size_t i = 0; i < profile.exponent_frequencies.size(); i += kExponentSymbols) {
-    tables.push_back(MakeSymbolTable(
-        std::span(profile.exponent_frequencies).subspan(i, kExponentSymbols)));
+    tables.push_back(
+        MakeSymbolTable(std::span(profile.exponent_frequencies).subspan(i, kExponentSymbols)));
   }
   shared.Add(tables, to.tables_);
   shared.Add(profile.expected, to.expected_);
@@ -135,8 +135,8 @@ absl::StatusOr<std::unique_ptr<const DeviceProfile>> DeviceProfile::Upload(
   for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
     const std::uint32_t pairs = raw_kv.rotated_pairs(layer);
     const auto found = std::find(pair_counts.begin(), pair_counts.end(), pairs);
-    to.rotation_of_layer_.push_back(
-        pairs == 0 ? -1 : static_cast<int>(found - pair_counts.begin()));
+    to.rotation_of_layer_.push_back(pairs == 0 ? -1
+                                               : static_cast<int>(found - pair_counts.begin()));
     if (pairs != 0 && found == pair_counts.end()) pair_counts.push_back(pairs);
   }
   to.rotations_.resize(pair_counts.size());
@@ -194,8 +194,7 @@ absl::StatusOr<std::unique_ptr<const DeviceProfile>> DeviceProfile::Upload(
       own.Add(of.scales[level], plane.scales[level]);
     }
     if (profile.has_first_token) {
-      const auto first =
-          profile.first_rows.begin() + static_cast<std::ptrdiff_t>(first_component);
+      const auto first = profile.first_rows.begin() + static_cast<std::ptrdiff_t>(first_component);
       own.Add(std::vector<float>(first, first + components), plane.first_row);
     }
     KV_ASSIGN_OR_RETURN(DeviceMemory memory, own.To(device, *stream));
@@ -203,8 +202,7 @@ absl::StatusOr<std::unique_ptr<const DeviceProfile>> DeviceProfile::Upload(
 
     first_component += components;
     to.components_max_ = std::max(to.components_max_, components);
-    to.gathered_max_ =
-        std::max(to.gathered_max_, std::size_t{plane.block_count} * plane.in);
+    to.gathered_max_ = std::max(to.gathered_max_, std::size_t{plane.block_count} * plane.in);
     if (in > 0) {
       to.products_max_ = std::max(to.products_max_, std::size_t{plane.block_count} * plane.out);
     }

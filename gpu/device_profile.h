@@ -35,9 +35,9 @@ struct DevicePlane {
   const float* inverse_scales = nullptr;
   const std::int8_t* basis = nullptr;
   const float* basis_scales = nullptr;
-  const float* analysis = nullptr;           // [block][component][value]
-  const float* first_row = nullptr;          // of the profile's first token, or null
-  std::vector<const std::uint8_t*> scales;   // [level][value]
+  const float* analysis = nullptr;          // [block][component][value]
+  const float* first_row = nullptr;         // of the profile's first token, or null
+  std::vector<const std::uint8_t*> scales;  // [level][value]
 };
 
 // What turns K of a layer; none where pairs is 0.

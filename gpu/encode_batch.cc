@@ -102,9 +102,9 @@ struct EncodeBatch::Parts {
   MemoryLayout layout;
   Work work;
   Output output;
-  std::vector<CodedSymbols> coded;      // [block]
-  std::vector<bool> lost;               // [block] too much of it would be exact
-  WorkspacePool::Lease workspace;       // last: what is under way ends before the rest does
+  std::vector<CodedSymbols> coded;  // [block]
+  std::vector<bool> lost;           // [block] too much of it would be exact
+  WorkspacePool::Lease workspace;   // last: what is under way ends before the rest does
 
   Parts(const DeviceModel& of_model, std::span<const BlockToEncode> to_encode, Quality of_quality,
         WorkspacePool::Lease lease)
@@ -160,12 +160,10 @@ void EncodeBatch::Parts::FillExponents(std::size_t begin, std::size_t end) const
         model.raw_kv.ReadRows(
             block.raw, plane.layer, plane.kind(), angles,
             std::span(of_planes[i])
-                .subspan(first_row * plane.components(),
-                         block.tokens.size() * plane.components()));
+                .subspan(first_row * plane.components(), block.tokens.size() * plane.components()));
       }
       for (std::uint32_t t = 0; t < block.tokens.size(); ++t) {
-        tokens_behind[first_row + t] =
-            TokensBehind(block.first_position + t, block.session_tokens);
+        tokens_behind[first_row + t] = TokensBehind(block.first_position + t, block.session_tokens);
       }
     }
     exponents = model.importance->Exponents(model.importance->Features(of_planes, tokens_behind),
@@ -174,8 +172,8 @@ void EncodeBatch::Parts::FillExponents(std::size_t begin, std::size_t end) const
   for (std::size_t b = begin; b < end; ++b) {
     SetExponents(blocks[b].importance, (b - begin) * rows_of_block, groups, strength, exponents);
   }
-  std::int8_t* to = At<std::int8_t>(workspace->in(), input.exponents) +
-                    begin * rows_of_block * groups;
+  std::int8_t* to =
+      At<std::int8_t>(workspace->in(), input.exponents) + begin * rows_of_block * groups;
   for (const std::vector<std::int32_t>& of_plane : exponents) {
     std::transform(of_plane.begin(), of_plane.end(), to,
                    [](std::int32_t exponent) { return static_cast<std::int8_t>(exponent); });
@@ -189,12 +187,11 @@ void EncodeBatch::Parts::Fill() const {
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     const BlockToEncode& block = blocks[b];
     At<std::uint32_t>(to, input.first_positions)[b] = block.first_position;
-    FindTableEntries(model.codec->profile(), block.tokens,
-                     {At<std::int32_t>(to, input.table_entries) + b * rows_of_block,
-                      rows_of_block});
+    FindTableEntries(
+        model.codec->profile(), block.tokens,
+        {At<std::int32_t>(to, input.table_entries) + b * rows_of_block, rows_of_block});
     for (std::size_t t = 0; t < rows_of_block; ++t) {
-      At<std::uint8_t>(to, input.is_token)[b * rows_of_block + t] =
-          t < block.tokens.size() ? 1 : 0;
+      At<std::uint8_t>(to, input.is_token)[b * rows_of_block + t] = t < block.tokens.size() ? 1 : 0;
     }
     std::memcpy(to + input.raw + b * block.raw.size(), block.raw.data(), block.raw.size());
   }
@@ -250,12 +247,10 @@ absl::Status EncodeBatch::Parts::AskForValues() {
     QuantizePlaneArgs quantize;
     quantize.symbols = profile.SymbolsOf(plane, level);
     quantize.active = At<std::uint8_t>(device, input.is_token);
-    quantize.exponents =
-        At<std::int8_t>(device, input.exponents) + plane * exponents_of_plane();
+    quantize.exponents = At<std::int8_t>(device, input.exponents) + plane * exponents_of_plane();
     quantize.shifts = At<std::int8_t>(device, work.shifts);
     quantize.values = planes.values();
-    quantize.packed =
-        At<std::uint32_t>(device, work.packed) + first_component * row_count();
+    quantize.packed = At<std::uint32_t>(device, work.packed) + first_component * row_count();
     quantize.out_of_range = At<std::uint16_t>(device, input.out_of_range);
     quantize.plane = static_cast<std::uint16_t>(plane);
     quantize.inverse_step = 1 / profile.step(level);
@@ -312,8 +307,7 @@ void EncodeBatch::Parts::ChooseExact() {
     std::sort(found.begin(), found.end());
     const auto is_lost = [&] {
       return KeepsTooMuchExact(
-          model.geometry,
-          static_cast<std::size_t>(std::count(exact.begin(), exact.end(), true)));
+          model.geometry, static_cast<std::size_t>(std::count(exact.begin(), exact.end(), true)));
     };
     for (std::size_t i = 0; i < found.size(); ++i) {
       const bool is_next_plane = i == 0 || found[i].first != found[i - 1].first;
@@ -359,8 +353,8 @@ void EncodeBatch::Parts::AskForSymbols() {
     // Words that are there are those of the layers behind.
     const bool ends_layer = plane + 1 == profile.planes().size() ||
                             profile.planes()[plane + 1].shape.layer != shape.layer;
-    encode.mark = ends_layer ? At<std::uint32_t>(device, work.marks) + shape.layer * block_count()
-                             : nullptr;
+    encode.mark =
+        ends_layer ? At<std::uint32_t>(device, work.marks) + shape.layer * block_count() : nullptr;
     stream.Launch(encode);
   }
   stream.CopyFromDevice(out + output.states, encode.states, block_count() * kRansStateBytes);
@@ -417,8 +411,7 @@ absl::StatusOr<std::vector<EncodeBatch::Encoded>> EncodeBatch::Finish() {
 
   const std::size_t capacity = WordsOfBlock(parts.model);
   const std::uint32_t* const put = At<std::uint32_t>(workspace.out(), parts.output.put);
-  const std::uint8_t* const impossible =
-      At<std::uint8_t>(workspace.out(), parts.output.impossible);
+  const std::uint8_t* const impossible = At<std::uint8_t>(workspace.out(), parts.output.impossible);
   std::vector<Encoded> encoded(parts.blocks.size());
   for (std::size_t b = 0; b < encoded.size(); ++b) {
     encoded[b].is_missing = impossible[b] != 0 || put[b] > capacity;

@@ -5,7 +5,7 @@
 
 #include "gpu/scalar_math.h"
 #include "gpu/symbol_math.h"
-#include "storage/codec/host_device.h"
+#include "storage/codec/host_device_code.h"
 #include "storage/codec/portable_math.h"
 #include "storage/codec/symbol_constants.h"
 
@@ -112,9 +112,8 @@ KV_HOST_DEVICE inline void FindExtremesStep(const FindExtremesArgs& args, std::u
   const RawPlane& plane = args.plane;
   const std::uint32_t token = row % plane.rows_of_block;
   if (token >= plane.block_tokens) return;
-  const float x =
-      LoadNumber(plane.type, plane.raw + row / plane.rows_of_block * plane.block_stride,
-                 std::size_t{token} * plane.components + component);
+  const float x = LoadNumber(plane.type, plane.raw + row / plane.rows_of_block * plane.block_stride,
+                             std::size_t{token} * plane.components + component);
   if (!(FloatOf(BitsOf(x) & (kFloatSignBit - 1)) < args.limit)) args.extreme[row] = 1;
 }
 
@@ -138,16 +137,16 @@ KV_HOST_DEVICE inline void GatherStep(const GatherArgs& args, std::uint32_t plan
     for (std::uint32_t input = 0; input < args.input_count; ++input) {
       const std::uint32_t width = args.widths[input];
       if (at < width) {
-        four[i] = args.codes[input][(std::size_t{row} * args.plane_blocks + plane_block) * width +
-                                    at];
+        four[i] =
+            args.codes[input][(std::size_t{row} * args.plane_blocks + plane_block) * width + at];
         break;
       }
       at -= width;
     }
   }
-  memcpy(args.gathered +
-             (std::size_t{plane_block} * args.row_count + row) * args.in_stride + quad * 4,
-         four, 4);
+  memcpy(
+      args.gathered + (std::size_t{plane_block} * args.row_count + row) * args.in_stride + quad * 4,
+      four, 4);
 }
 
 // What is known of a plane's rows before they are decoded.
@@ -188,11 +187,11 @@ KV_HOST_DEVICE inline float Predicted(const Prediction& of, std::uint32_t row,
 inline constexpr std::uint32_t kTileRows = 8;
 struct RestoreRowsArgs {
   Prediction prediction;
-  const float* values = nullptr;         // [row][value]
-  const std::uint8_t* scales = nullptr;  // [value]; where kNotCoded stands, values are 0
-  const std::int8_t* basis = nullptr;    // [block of the plane][value of it][component of it]
-  const float* basis_scales = nullptr;   // [value]
-  const float* bias = nullptr;           // [component]
+  const float* values = nullptr;          // [row][value]
+  const std::uint8_t* scales = nullptr;   // [value]; where kNotCoded stands, values are 0
+  const std::int8_t* basis = nullptr;     // [block of the plane][value of it][component of it]
+  const float* basis_scales = nullptr;    // [value]
+  const float* bias = nullptr;            // [component]
   const float* inverse_scales = nullptr;  // [component]
   float* rows = nullptr;                  // [row][component], or null
   std::int8_t* codes = nullptr;           // [row][component]
@@ -238,24 +237,23 @@ KV_HOST_DEVICE inline void ResidualStep(const ResidualArgs& args, std::uint32_t 
   if (token < plane.block_tokens) {
     const RawReader at{plane.raw + row / plane.rows_of_block * plane.block_stride,
                        std::size_t{token} * plane.components, plane.type};
-    residual =
-        Turned(plane, row, component, 1.0f, at) - Predicted(args.prediction, row, component);
+    residual = Turned(plane, row, component, 1.0f, at) - Predicted(args.prediction, row, component);
   }
   args.residual[std::size_t{row} * plane.components + component] = residual;
 }
 
 // The part of a profile that chooses symbols, for one plane at one level.
 struct PlaneSymbols {
-  const SymbolTable* tables = nullptr;       // [kScaleClasses], then those of exponents
-  const std::uint16_t* expected = nullptr;   // [kScaleIndexMax + 1]
-  const std::uint16_t* carried = nullptr;    // [2 * kScaleShiftMax + 1]
-  const float* offsets = nullptr;            // [kScaleClasses][kRestoredOffsets]
-  const float* thresholds = nullptr;         // the same, to encode
-  const std::uint8_t* scales = nullptr;      // [value], or kNotCoded
+  const SymbolTable* tables = nullptr;      // [kScaleClasses], then those of exponents
+  const std::uint16_t* expected = nullptr;  // [kScaleIndexMax + 1]
+  const std::uint16_t* carried = nullptr;   // [2 * kScaleShiftMax + 1]
+  const float* offsets = nullptr;           // [kScaleClasses][kRestoredOffsets]
+  const float* thresholds = nullptr;        // the same, to encode
+  const std::uint8_t* scales = nullptr;     // [value], or kNotCoded
   std::uint32_t components = 0;
   std::uint32_t block_components = 0;
   std::uint32_t exponent_groups = 0;
-  std::uint32_t exponent_table = 0;          // among tables
+  std::uint32_t exponent_table = 0;  // among tables
   std::int32_t prior = 1;
   float step = 0;
 };
@@ -267,7 +265,7 @@ KV_HOST_DEVICE inline std::uint32_t ExponentGroupOf(const PlaneSymbols& of, std:
 struct Lane {
   std::uint32_t index = 0;
   std::uint32_t state = kRansStateMin;
-  bool active = false;      // of the tokens at hand
+  bool active = false;  // of the tokens at hand
   bool with_bits = false;
   bool escaped = false;
   bool negative = false;
@@ -399,11 +397,11 @@ KV_DEVICE_CODE void DecodePlaneStep(const DecodePlaneArgs& args, const SymbolTab
 // that were analyzed.
 struct QuantizePlaneArgs {
   PlaneSymbols symbols;
-  const std::uint8_t* active = nullptr;     // [row]
-  const std::int8_t* exponents = nullptr;   // [row group][exponent group][16] of this plane
-  std::int8_t* shifts = nullptr;            // [row]
-  float* values = nullptr;                  // [row][value]
-  std::uint32_t* packed = nullptr;          // [row group][value][16]; PackValue
+  const std::uint8_t* active = nullptr;    // [row]
+  const std::int8_t* exponents = nullptr;  // [row group][exponent group][16] of this plane
+  std::int8_t* shifts = nullptr;           // [row]
+  float* values = nullptr;                 // [row][value]
+  std::uint32_t* packed = nullptr;         // [row group][value][16]; PackValue
   // [row] the first plane with values that are out of range, kInRange at first.
   std::uint16_t* out_of_range = nullptr;
   std::uint16_t plane = 0;
@@ -435,15 +433,13 @@ KV_HOST_DEVICE inline void QuantizePlaneStep(const QuantizePlaneArgs& args, std:
     fits &= FloatOf(BitsOf(target) & (kFloatSignBit - 1)) < kTargetMax;
     const std::int32_t exponent =
         of.exponent_groups > 0 ? exponents[ExponentGroupOf(of, v) * kLanes] : 0;
-    const std::int32_t scale =
-        ClampScale(static_cast<std::int32_t>(of.scales[v]) + 2 * exponent);
+    const std::int32_t scale = ClampScale(static_cast<std::int32_t>(of.scales[v]) + 2 * exponent);
     const std::int32_t half = ClampScale(scale + ShiftOf(energy)) / 2;
     const std::int32_t value =
         QuantizeTarget(of.thresholds, half, target * QuarterOctaves(exponent));
     AddEnergy(value, of.expected[scale], energy);
     packed[v * kLanes] = PackValue(value, half);
-    values[v] =
-        (RestoredValue(of.offsets, half, value) * QuarterOctaves(-exponent)) * of.step;
+    values[v] = (RestoredValue(of.offsets, half, value) * QuarterOctaves(-exponent)) * of.step;
   }
   args.shifts[row] = static_cast<std::int8_t>(ShiftOf(energy));
   if (!fits && args.out_of_range[row] == kInRange) args.out_of_range[row] = args.plane;

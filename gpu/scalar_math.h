@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "storage/codec/host_device.h"
+#include "storage/codec/host_device_code.h"
 
 // The float steps of RESIDUAL.md for one number: what the processor's kernels
 // (storage/codec/raw_kv_kernels.h, residual_kernels.h) do in 16 lanes, bit for bit. C++17, no

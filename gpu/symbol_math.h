@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "gpu/scalar_math.h"
-#include "storage/codec/host_device.h"
+#include "storage/codec/host_device_code.h"
 #include "storage/codec/symbol_constants.h"
 
 // The integer steps of RESIDUAL.md for one lane, and how quantized values are rounded and restored:

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "storage/codec/host_device.h"
+#include "storage/codec/host_device_code.h"
 
 namespace kvtrie {
 

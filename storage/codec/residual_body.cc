@@ -165,9 +165,8 @@ EncodedBlock WriteResidualBody(const KvGeometry& geometry, const ProfileId& id, 
 }
 
 EncodedBlock UncodedBlock(std::size_t exact_tokens) {
-  return {.body = {},
-          .section_bytes = {},
-          .exact_tokens = static_cast<std::uint32_t>(exact_tokens)};
+  return {
+      .body = {}, .section_bytes = {}, .exact_tokens = static_cast<std::uint32_t>(exact_tokens)};
 }
 
 bool AreFirstRows(const ResidualProfile& profile, std::span<const float* const> rows) {

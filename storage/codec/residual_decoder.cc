@@ -287,7 +287,8 @@ absl::Status ResidualCodec::Decoder::DecodeLayer() {
   ++run.next_layer;
   if (run.next_layer == geometry.layer_count()) {
     for (const Run::Coded& coded : run.coded) {
-      if (!Kernels().residual_finished(&coded.entropy)) return DamagedBody("its symbols do not end");
+      if (!Kernels().residual_finished(&coded.entropy))
+        return DamagedBody("its symbols do not end");
     }
   }
   return absl::OkStatus();

@@ -403,8 +403,7 @@ absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
                           .exact = coded.exact,
                           .symbols = {},
                           .layer_bytes = {}};
-  KV_RETURN_IF_ERROR(
-      coded.encoder.Finish(symbols.symbols, coded.layer_steps, symbols.layer_bytes));
+  KV_RETURN_IF_ERROR(coded.encoder.Finish(symbols.symbols, coded.layer_steps, symbols.layer_bytes));
   if (!coded.runs.empty()) symbols.references = TableOf(coded);
   return WriteResidualBody(state_.geometry, state_.id, level_.quality, *coded.block, symbols);
 }
@@ -433,8 +432,8 @@ void ResidualCodec::Encoder::ChooseExponents() {
       worker.exponents.assign(rows_.size(), std::vector<std::int32_t>(row_count_ * groups));
     }
     for (const Coded& coded : coded_) {
-      SetExponents(coded.block->importance, coded.first_row,
-                   static_cast<std::uint32_t>(groups), strength, worker.exponents);
+      SetExponents(coded.block->importance, coded.first_row, static_cast<std::uint32_t>(groups),
+                   strength, worker.exponents);
     }
   }
 }

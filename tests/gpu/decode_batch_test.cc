@@ -130,8 +130,8 @@ TEST(DecodeBatchTest, BodiesBeyondReasonFallToTheProcessor) {
   Damageable of;
   std::vector<std::byte> long_body = of.encoded[1].body;
   long_body.resize(8 * of.by_twin.size() + 70'000);
-  EXPECT_TRUE(absl::IsDataLoss(
-      of.Decode(1, long_body, {static_cast<std::uint32_t>(long_body.size())})));
+  EXPECT_TRUE(
+      absl::IsDataLoss(of.Decode(1, long_body, {static_cast<std::uint32_t>(long_body.size())})));
 }
 
 TEST(DecodeBatchTest, WhatABlockTakesIsKnown) {

@@ -131,8 +131,8 @@ TEST(DeviceCoderTest, BlocksWithReferencesFallToTheProcessor) {
   // A run that is none is refused, as ever.
   const ReferenceRun bad = {.first_token = 0, .token_count = 17, .reference = 0, .offset = 0};
   blocks.to_encode[2].runs = {&bad, 1};
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      twin.coder->Encode(blocks.to_encode, Quality::kHigh).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(twin.coder->Encode(blocks.to_encode, Quality::kHigh).status()));
 }
 
 TEST(DeviceCoderTest, QualitiesWithoutALevelAreRefusedAlike) {
@@ -141,8 +141,8 @@ TEST(DeviceCoderTest, QualitiesWithoutALevelAreRefusedAlike) {
   profile.levels.resize(1);
   for (PlaneProfile& plane : profile.plane_profiles) plane.scales.resize(1);
   const Twin twin(kShape, profile);
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      twin.coder->Encode(blocks.to_encode, Quality::kSmall).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(twin.coder->Encode(blocks.to_encode, Quality::kSmall).status()));
   const auto encoded = twin.coder->Encode(blocks.to_encode, Quality::kHigh);
   ASSERT_TRUE(encoded.ok());
   Decoded decoded(blocks, *encoded, Quality::kSmall);

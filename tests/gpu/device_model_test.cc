@@ -24,7 +24,8 @@ TEST(DeviceModelTest, TableEntriesAreThoseOfTheTokens) {
 // Rows of random values, plane by plane, are those of the processor's transforms.
 TEST(BatchPlanesTest, PredictsAndRestoresAsTheProcessorDoes) {
   for (const bool per_head : {false, true}) {
-    const Shape shape = {.layers = {{5, 2, 12, 20}}, .block_tokens = 20, .block_per_head = per_head};
+    const Shape shape = {
+        .layers = {{5, 2, 12, 20}}, .block_tokens = 20, .block_per_head = per_head};
     const ResidualProfile profile = RandomProfile(shape, 11);
     const ModelSpec spec = SpecOf(shape);
     const auto device = MakeHostDevice(kTwinBytes);

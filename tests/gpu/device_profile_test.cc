@@ -114,8 +114,7 @@ TEST(DeviceProfileTest, TooManyInputsAreNotForDevices) {
   last.weights.assign(2 * 36, 1);
   ASSERT_TRUE(profile.CheckConsistency().ok());
   const auto device = MakeHostDevice(kTwinBytes);
-  EXPECT_TRUE(
-      absl::IsUnavailable(DeviceProfile::Upload(*device, SpecOf(shape), profile).status()));
+  EXPECT_TRUE(absl::IsUnavailable(DeviceProfile::Upload(*device, SpecOf(shape), profile).status()));
 }
 
 }  // namespace

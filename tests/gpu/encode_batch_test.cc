@@ -37,8 +37,8 @@ class EncodeBatchTest : public testing::Test {
       EXPECT_EQ((*encoded)[b].body.empty(), (*expected)[b].body.empty()) << b;
       if ((*encoded)[b].body.empty()) continue;
       // Flags, exact tokens and sections.
-      const std::size_t head = 24 + 6 + 2 * (*expected)[b].section_bytes.size() +
-                               2 * (*expected)[b].exact_tokens;
+      const std::size_t head =
+          24 + 6 + 2 * (*expected)[b].section_bytes.size() + 2 * (*expected)[b].exact_tokens;
       EXPECT_TRUE(std::equal((*encoded)[b].body.begin(),
                              (*encoded)[b].body.begin() + static_cast<std::ptrdiff_t>(head),
                              (*expected)[b].body.begin()))

@@ -63,14 +63,15 @@ inline ResidualProfile RandomProfile(const Shape& shape, std::uint64_t seed) {
   TestRandom random(seed);
   ResidualProfile profile = PlainProfile(spec);
   std::uint32_t heads = profile.planes[0].heads;
-  profile.group_count = shape.group_count > 1 ? (shape.block_per_head ? heads : 1)
-                                              : shape.group_count;
-  profile.levels = {{.quality = Quality::kHigh, .step = 0.21f, .rate_weight = 0.1f,
-                     .importance_strength = 0.4f},
-                    {.quality = Quality::kNearExact, .step = 0.0005f, .rate_weight = 0.05f,
-                     .importance_strength = 0.3f},
-                    {.quality = Quality::kSmall, .step = 0.9f, .rate_weight = 0.2f,
-                     .importance_strength = 0.9f}};
+  profile.group_count =
+      shape.group_count > 1 ? (shape.block_per_head ? heads : 1) : shape.group_count;
+  profile.levels = {
+      {.quality = Quality::kHigh, .step = 0.21f, .rate_weight = 0.1f, .importance_strength = 0.4f},
+      {.quality = Quality::kNearExact,
+       .step = 0.0005f,
+       .rate_weight = 0.05f,
+       .importance_strength = 0.3f},
+      {.quality = Quality::kSmall, .step = 0.9f, .rate_weight = 0.2f, .importance_strength = 0.9f}};
   constexpr std::size_t kExponentTables = 2;
   for (std::size_t table = 0; table < kExponentTables; ++table) {
     std::vector<std::uint32_t> counts(kExponentSymbols);
@@ -89,9 +90,8 @@ inline ResidualProfile RandomProfile(const Shape& shape, std::uint64_t seed) {
     plane.block_count = shape.block_per_head ? of.heads : 1;
     const std::size_t size = components / plane.block_count;
     plane.inputs.clear();
-    for (const PredictorInput input :
-         {PredictorInput::kSameLayerK, PredictorInput::kLayerBelow, PredictorInput::kFirstLayer,
-          PredictorInput::kTwoBelow}) {
+    for (const PredictorInput input : {PredictorInput::kSameLayerK, PredictorInput::kLayerBelow,
+                                       PredictorInput::kFirstLayer, PredictorInput::kTwoBelow}) {
       if (random.Below(4) > 0) plane.inputs.push_back(input);
     }
     std::size_t in = 0;
@@ -110,8 +110,8 @@ inline ResidualProfile RandomProfile(const Shape& shape, std::uint64_t seed) {
           DrawUniform(random, 0.2f, 1.0f) * 1e-3f / std::sqrt(static_cast<float>(in + 1));
       plane.basis_scales[c] = DrawUniform(random, 0.5f, 1.5f) / 128;
       for (std::size_t k = 0; k < size; ++k) {
-        plane.basis[c * size + k] = static_cast<std::int8_t>(
-            (k == c % size ? 110 : 0) + static_cast<int>(random.Below(9)) - 4);
+        plane.basis[c * size + k] = static_cast<std::int8_t>((k == c % size ? 110 : 0) +
+                                                             static_cast<int>(random.Below(9)) - 4);
       }
     }
     plane.exponent_table = random.Below(kExponentTables);

@@ -25,7 +25,7 @@ TEST(HostDeviceTest, IntegerProductsAreThoseOfTheProcessor) {
   constexpr std::uint32_t kBatches = 2, kRows = 32, kIn = 48, kOut = 16;
   TestRandom random(7);
   std::vector<std::int8_t> rows(kBatches * kRows * kIn), matrix(kBatches * kOut * kIn);
-  for (std::int8_t& x : rows) x = static_cast<std::int8_t>(random.Below(255)) ;
+  for (std::int8_t& x : rows) x = static_cast<std::int8_t>(random.Below(255));
   for (std::int8_t& w : matrix) {
     w = static_cast<std::int8_t>(static_cast<int>(random.Below(127)) - 63);
   }

@@ -130,8 +130,8 @@ TEST(KernelsTest, ValuesOutOfRangeAreMarkedOnce) {
   const ResidualProfile profile = RandomProfile(shape, 1);
   const std::vector<float> thresholds = RateThresholds(profile, 0.2f);
   const std::uint8_t scales[2] = {80, kNotCoded};
-  const float values[][2] = {{4e6f, 15.9f},  {-4.3e6f, 0}, {0, 16.5f},
-                             {0, -16.5f}, {0, NAN},     {NAN, 0}};
+  const float values[][2] = {{4e6f, 15.9f}, {-4.3e6f, 0}, {0, 16.5f},
+                             {0, -16.5f},   {0, NAN},     {NAN, 0}};
   for (std::uint16_t i = 0; i < std::size(values); ++i) {
     float of_row[2] = {values[i][0], values[i][1]};
     const std::uint8_t active = 1;
@@ -167,7 +167,7 @@ TEST(KernelsTest, ValuesOutOfRangeAreMarkedOnce) {
 }
 
 TEST(KernelsTest, GatheredCodesEndInZeros) {
-  const std::int8_t first[] = {1, 2, 3, 4, 5, 6};             // 1 row, 2 blocks of 3
+  const std::int8_t first[] = {1, 2, 3, 4, 5, 6};                 // 1 row, 2 blocks of 3
   const std::int8_t second[] = {11, 12, 13, 14, 15, 16, 17, 18};  // 2 blocks of 4
   std::int8_t gathered[2 * 16];
   GatherArgs args;

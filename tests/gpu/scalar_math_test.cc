@@ -16,11 +16,22 @@ namespace {
 constexpr int kTypes[] = {1, 2, 3, 4, 5, 6, 7};
 
 std::vector<float> Numbers() {
-  std::vector<float> numbers = {0.0f, -0.0f, 1e-45f, -1e-45f, 65504, 65520, 448, 464, 57344,
+  std::vector<float> numbers = {0.0f,
+                                -0.0f,
+                                1e-45f,
+                                -1e-45f,
+                                65504,
+                                65520,
+                                448,
+                                464,
+                                57344,
                                 std::numeric_limits<float>::infinity(),
                                 -std::numeric_limits<float>::infinity(),
                                 std::numeric_limits<float>::quiet_NaN(),
-                                std::numeric_limits<float>::max(), -127.5f, 254.5f, 255.5f};
+                                std::numeric_limits<float>::max(),
+                                -127.5f,
+                                254.5f,
+                                255.5f};
   TestRandom random(1);
   for (int i = 0; i < 200'000; ++i) {
     // Any bits; and numbers about the ranges of the small types, ties among them.
@@ -110,8 +121,7 @@ TEST(ScalarMathTest, TurnsPairsAsTheProcessorDoes) {
         }
       }
       std::vector<float> expected = row;
-      const auto rotate =
-          interleaved ? Kernels().rotate_interleaved : Kernels().rotate_half_split;
+      const auto rotate = interleaved ? Kernels().rotate_interleaved : Kernels().rotate_half_split;
       rotate(expected.data(), 1, 1, kDim, kPairs, table.data(), direction);
       for (std::uint32_t dim = 0; dim < 2 * kPairs; ++dim) {
         const PairOfDimension of = PairOf(dim, kPairs, interleaved);
