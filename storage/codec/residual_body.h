@@ -44,10 +44,10 @@ bool KeepsTooMuchExact(const KvGeometry& geometry, std::size_t exact_tokens);
 // What an encoder has made of a block.
 struct CodedSymbols {
   bool first_from_profile = false;
-  ReferenceTable references;         // none: a frame without
-  std::vector<std::uint16_t> exact;  // ascending; not too many
-  std::vector<std::byte> symbols;
-  std::vector<std::size_t> layer_bytes;  // how many of them each layer needs, ascending
+  ReferenceTable references = {};         // none: a frame without
+  std::vector<std::uint16_t> exact = {};  // ascending; not too many
+  std::vector<std::byte> symbols = {};
+  std::vector<std::size_t> layer_bytes = {};  // how many of them each layer needs, ascending
 };
 EncodedBlock WriteResidualBody(const KvGeometry& geometry, const ProfileId& id, Quality quality,
                                const BlockToEncode& block, const CodedSymbols& coded);

@@ -398,11 +398,7 @@ ReferenceTable ResidualCodec::Encoder::TableOf(const Coded& coded) {
 
 absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
   if (IsLost(coded)) return UncodedBlock(coded.exact.size());
-  CodedSymbols symbols = {.first_from_profile = coded.first_from_profile,
-                          .references = {},
-                          .exact = coded.exact,
-                          .symbols = {},
-                          .layer_bytes = {}};
+  CodedSymbols symbols = {.first_from_profile = coded.first_from_profile, .exact = coded.exact};
   KV_RETURN_IF_ERROR(coded.encoder.Finish(symbols.symbols, coded.layer_steps, symbols.layer_bytes));
   if (!coded.runs.empty()) symbols.references = TableOf(coded);
   return WriteResidualBody(state_.geometry, state_.id, level_.quality, *coded.block, symbols);

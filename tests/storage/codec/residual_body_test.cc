@@ -43,7 +43,6 @@ class ResidualBodyTest : public testing::Test {
 
 TEST_F(ResidualBodyTest, WhatIsWrittenIsRead) {
   CodedSymbols coded = {.first_from_profile = true,
-                        .references = {},
                         .exact = {2, 7},
                         .symbols = std::vector<std::byte>(9000, std::byte{0x77}),
                         .layer_bytes = {5000, 5000, 8000}};
