@@ -99,6 +99,7 @@ struct CudaProducts::Description {
   cublasComputeType_t compute;
   cudaDataType scale;
   cublasOperation_t of_a;
+  cublasOperation_t of_b;
   Matrix a, b, c;
   std::size_t batch_count;
   std::size_t scratch_bytes;
@@ -125,9 +126,12 @@ absl::StatusOr<const CudaProducts::Plan*> CudaProducts::PlanOf(const Key& key,
   auto plan = std::make_unique<Plan>(library_);
   KV_RETURN_IF_ERROR(
       CublasStatus(library_.desc_create(&plan->product, of.compute, of.scale), "a product"));
-  KV_RETURN_IF_ERROR(CublasStatus(
-      library_.desc_set(plan->product, CUBLASLT_MATMUL_DESC_TRANSA, &of.of_a, sizeof of.of_a),
-      "a product's order"));
+  for (const auto& [attribute, operation] : {std::pair(CUBLASLT_MATMUL_DESC_TRANSA, of.of_a),
+                                             std::pair(CUBLASLT_MATMUL_DESC_TRANSB, of.of_b)}) {
+    KV_RETURN_IF_ERROR(
+        CublasStatus(library_.desc_set(plan->product, attribute, &operation, sizeof operation),
+                     "a product's order"));
+  }
   const auto describe = [&](const Description::Matrix& matrix,
                             cublasLtMatrixLayout_t& layout) -> absl::Status {
     KV_RETURN_IF_ERROR(CublasStatus(library_.layout_create(&layout, matrix.type, matrix.rows,
@@ -165,7 +169,8 @@ absl::StatusOr<const CudaProducts::Plan*> CudaProducts::PlanOf(const Key& key,
   return plans_.emplace(key, std::move(plan)).first->second.get();
 }
 
-// Row-major matrices are column-major ones of their transposes: products^T = matrix^T^T rows^T.
+// Row-major matrices are column-major ones of their transposes. Here products^T = matrix rows^T,
+// which is how integers have to come; below, products themselves are of transposes.
 absl::Status CudaProducts::Multiply(const IntegerProductArgs& args, void* scratch,
                                     std::size_t scratch_bytes, cudaStream_t stream) {
   const std::size_t in = args.in, out = args.out, rows = args.row_count;
@@ -174,6 +179,7 @@ absl::Status CudaProducts::Multiply(const IntegerProductArgs& args, void* scratc
   const Description description = {.compute = CUBLAS_COMPUTE_32I,
                                    .scale = CUDA_R_32I,
                                    .of_a = CUBLAS_OP_T,
+                                   .of_b = CUBLAS_OP_N,
                                    .a = {CUDA_R_8I, in, out, in, in * out},
                                    .b = {CUDA_R_8I, in, rows, in, in * rows},
                                    .c = {CUDA_R_32I, out, rows, out, out * rows},
@@ -195,15 +201,16 @@ absl::Status CudaProducts::Multiply(const FloatProductArgs& args, void* scratch,
   const Key key = {1, args.batch_count, rows, size, size, scratch_bytes};
   const Description description = {.compute = CUBLAS_COMPUTE_32F,
                                    .scale = CUDA_R_32F,
-                                   .of_a = CUBLAS_OP_N,
-                                   .a = {CUDA_R_32F, size, size, size, size * size},
-                                   .b = {CUDA_R_32F, size, rows, width, size},
-                                   .c = {CUDA_R_32F, size, rows, width, size},
+                                   .of_a = CUBLAS_OP_T,
+                                   .of_b = CUBLAS_OP_T,
+                                   .a = {CUDA_R_32F, size, rows, width, size},
+                                   .b = {CUDA_R_32F, size, size, size, size * size},
+                                   .c = {CUDA_R_32F, rows, size, rows, rows * size},
                                    .batch_count = args.batch_count,
                                    .scratch_bytes = scratch_bytes};
   KV_ASSIGN_OR_RETURN(const Plan* const plan, PlanOf(key, description));
   const float one = 1, zero = 0;
-  return CublasStatus(library_.matmul(handle_, plan->product, &one, args.matrix, plan->a, args.rows,
+  return CublasStatus(library_.matmul(handle_, plan->product, &one, args.rows, plan->a, args.matrix,
                                       plan->b, &zero, args.products, plan->c, args.products,
                                       plan->c, &plan->algorithm, scratch, scratch_bytes, stream),
                       "a product of floats");

@@ -135,6 +135,7 @@ absl::Status DecodeBatch::Parts::Ask() {
 
   std::byte* const device = workspace->device();
   DeviceStream& work = workspace->work();
+  DeviceStream& symbols = workspace->symbols();
   DeviceStream& copies = workspace->copies();
   work.CopyToDevice(device, workspace->in(), input.layout.bytes());
   work.Zero(device + carried.begin, carried.end - carried.begin);
@@ -150,7 +151,6 @@ absl::Status DecodeBatch::Parts::Ask() {
   decode.taken = At<std::uint32_t>(device, carried.taken);
   decode.exponents = At<std::int8_t>(device, carried.exponents);
   decode.shifts = At<std::int8_t>(device, carried.shifts);
-  decode.values = planes.values();
   decode.row_groups = model.row_groups();
   decode.block_count = block_count;
   WriteRawArgs write;
@@ -159,11 +159,19 @@ absl::Status DecodeBatch::Parts::Ask() {
   write.row_count = planes.row_count();
 
   const int level = profile.LevelOf(blocks[0].quality);
+  const auto decode_symbols = [&](std::uint32_t plane) {
+    decode.symbols = profile.SymbolsOf(plane, level);
+    decode.values = planes.values(plane);
+    symbols.WaitFor(work);  // which may read the values before in the same place
+    symbols.Launch(decode);
+  };
   for (std::uint32_t plane = 0; plane < profile.planes().size(); ++plane) {
     const DevicePlane& of = profile.planes()[plane];
     const std::uint32_t layer = of.shape.layer;
-    decode.symbols = profile.SymbolsOf(plane, level);
-    work.Launch(decode);
+    // Symbols depend on no rows: those of the next plane are decoded beside the rest of this one.
+    if (plane == 0) decode_symbols(0);
+    work.WaitFor(symbols);
+    if (plane + 1 < profile.planes().size()) decode_symbols(plane + 1);
     planes.Restore(plane, level, planes.Predict(plane), /*with_rows=*/true);
 
     const std::size_t layer_begin = geometry.layer_begin(layer);
@@ -181,9 +189,10 @@ absl::Status DecodeBatch::Parts::Ask() {
                             block_count * layer_bytes);
     }
   }
-  work.CopyFromDevice(workspace->out() + out_states, decode.states, block_count * kRansStateBytes);
-  work.CopyFromDevice(workspace->out() + out_taken, decode.taken,
-                      block_count * sizeof(std::uint32_t));
+  symbols.CopyFromDevice(workspace->out() + out_states, decode.states,
+                         block_count * kRansStateBytes);
+  symbols.CopyFromDevice(workspace->out() + out_taken, decode.taken,
+                         block_count * sizeof(std::uint32_t));
   return absl::OkStatus();
 }
 

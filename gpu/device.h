@@ -26,7 +26,7 @@ struct IntegerProductArgs {
   std::uint32_t out = 0;
 };
 
-// products[row][b][i] = sum over j of rows[row][b][j] * matrix[b][j][i], float32, in any order but
+// products[b][i][row] = sum over j of rows[row][b][j] * matrix[b][j][i], float32, in any order but
 // without shorter formats. size: of i and j.
 struct FloatProductArgs {
   const float* rows = nullptr;

@@ -52,6 +52,7 @@ absl::StatusOr<std::shared_ptr<const DeviceCoder>> DeviceCoder::Of(
                                   .importance = std::move(importance),
                                   .raw_kv = RawKv(geometry, spec.rope)},
                       pool));
+  coder->batch_raw_bytes_ = options.batch_raw_bytes;
   coder->decode_blocks_max_ =
       BlocksOfBatch(DecodeBatch::DeviceBytesOfBlock(coder->model_), coder->model_, device, options);
   coder->encode_blocks_max_ =
@@ -76,13 +77,18 @@ absl::Status DeviceCoder::DecodeOnDevice(std::span<const BlockToDecode> blocks) 
     const std::unique_ptr<DecodeBatch> last = std::move(before);
     return last == nullptr ? absl::OkStatus() : last->Finish();
   };
-  for (std::size_t at = 0; at < blocks.size(); at += decode_blocks_max_) {
+  while (!blocks.empty()) {
+    // Bodies are as large as whoever sent them says, up to a point: they count too.
+    std::size_t count = 0, body_bytes = 0;
+    while (count < std::min(decode_blocks_max_, blocks.size())) {
+      body_bytes += blocks[count].body.size();
+      if (count > 0 && body_bytes > batch_raw_bytes_) break;
+      ++count;
+    }
     KV_ASSIGN_OR_RETURN(WorkspacePool::Lease workspace, TakeWorkspace(before != nullptr, finish));
-    KV_ASSIGN_OR_RETURN(
-        std::unique_ptr<DecodeBatch> batch,
-        DecodeBatch::Start(model_,
-                           blocks.subspan(at, std::min(decode_blocks_max_, blocks.size() - at)),
-                           std::move(workspace)));
+    KV_ASSIGN_OR_RETURN(std::unique_ptr<DecodeBatch> batch,
+                        DecodeBatch::Start(model_, blocks.first(count), std::move(workspace)));
+    blocks = blocks.subspan(count);
     KV_RETURN_IF_ERROR(finish());
     before = std::move(batch);
   }

@@ -55,6 +55,7 @@ class DeviceCoder final : public BlockCoder {
 
   const DeviceModel model_;
   WorkspacePool& pool_;
+  std::size_t batch_raw_bytes_ = 0;
   std::size_t decode_blocks_max_ = 1;
   std::size_t encode_blocks_max_ = 1;
 };

@@ -25,7 +25,7 @@ BatchMemory::BatchMemory(const DeviceModel& model, std::uint32_t block_count,
   const DeviceProfile& profile = *model.profile;
   const std::size_t row_count = std::size_t{block_count} * model.rows_of_block();
   const std::size_t plane_numbers = row_count * profile.components_max();
-  values = layout.Add<float>(plane_numbers);
+  for (std::size_t& of_parity : values) of_parity = layout.Add<float>(plane_numbers);
   rows = layout.Add<float>(plane_numbers);
   gathered = layout.Add<std::int8_t>(row_count * profile.gathered_max());
   products = layout.Add<std::int32_t>(row_count * profile.products_max());
@@ -61,7 +61,10 @@ BatchPlanes::BatchPlanes(const DeviceModel& model, const BatchMemory& memory,
     stream.Launch(args);
   }
   // Rows that nothing is coded of have values too.
-  stream.Zero(values(), std::size_t{row_count_} * model.profile->components_max() * sizeof(float));
+  for (const std::uint32_t parity : {0, 1}) {
+    stream.Zero(values(parity),
+                std::size_t{row_count_} * model.profile->components_max() * sizeof(float));
+  }
 }
 
 std::int8_t* BatchPlanes::CodesOf(std::uint32_t plane) const {
@@ -118,7 +121,7 @@ void BatchPlanes::Restore(std::uint32_t plane, int level, const Prediction& pred
   const DevicePlane& of = model_.profile->planes()[plane];
   RestoreRowsArgs args;
   args.prediction = prediction;
-  args.values = values();
+  args.values = values(plane);
   args.scales = of.scales[static_cast<std::size_t>(level)];
   args.basis = of.basis;
   args.basis_scales = of.basis_scales;

@@ -33,8 +33,8 @@ struct BatchMemory {
   // REQUIRES: `layout` is of the device's memory.
   BatchMemory(const DeviceModel& model, std::uint32_t block_count, MemoryLayout& layout);
 
-  std::size_t values;                // [row][component of a plane] float
-  std::size_t rows;                  // the same
+  std::size_t values[2];             // [value of a plane][row] float
+  std::size_t rows;                  // [row][component of a plane] float
   std::size_t gathered;              // of the widest plane, as GatherArgs has it
   std::size_t products;              // likewise
   std::size_t codes;                 // 8 times [row][component of a plane]
@@ -52,11 +52,13 @@ class BatchPlanes {
               const std::int32_t* table_entries, DeviceStream& stream);
 
   std::uint32_t row_count() const { return row_count_; }
-  float* values() const { return At<float>(memory_.values); }
+  // [value][row] of a plane. Two of them, in turn: those of the next plane may be decoded while
+  // those of one are read.
+  float* values(std::uint32_t plane) const { return At<float>(memory_.values[plane % 2]); }
 
   // Multiplies what the planes below say; what it returns is good until the next plane's.
   Prediction Predict(std::uint32_t plane);
-  // Restores rows (if `with_rows`) and codes of predicted rows and values().
+  // Restores rows (if `with_rows`) and codes of predicted rows and values(plane).
   void Restore(std::uint32_t plane, int level, const Prediction& prediction, bool with_rows);
   float* rows() const { return At<float>(memory_.rows); }
 

@@ -238,7 +238,7 @@ absl::Status EncodeBatch::Parts::AskForValues() {
     FloatProductArgs analysis;
     analysis.rows = planes.rows();
     analysis.matrix = of.analysis;
-    analysis.products = planes.values();
+    analysis.products = planes.values(plane);
     analysis.batch_count = of.block_count;
     analysis.row_count = row_count();
     analysis.size = of.block_components;
@@ -249,7 +249,7 @@ absl::Status EncodeBatch::Parts::AskForValues() {
     quantize.active = At<std::uint8_t>(device, input.is_token);
     quantize.exponents = At<std::int8_t>(device, input.exponents) + plane * exponents_of_plane();
     quantize.shifts = At<std::int8_t>(device, work.shifts);
-    quantize.values = planes.values();
+    quantize.values = planes.values(plane);
     quantize.packed = At<std::uint32_t>(device, work.packed) + first_component * row_count();
     quantize.out_of_range = At<std::uint16_t>(device, input.out_of_range);
     quantize.plane = static_cast<std::uint16_t>(plane);

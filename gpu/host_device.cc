@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <unordered_map>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -166,15 +167,21 @@ class HostStream final : public DeviceStream {
     }
   }
   void Multiply(const FloatProductArgs& args) override {
-    for (std::uint32_t row = 0; row < args.row_count; ++row) {
-      for (std::uint32_t batch = 0; batch < args.batch_count; ++batch) {
-        const std::size_t at = (std::size_t{row} * args.batch_count + batch) * args.size;
-        const float* const matrix = args.matrix + std::size_t{batch} * args.size * args.size;
-        float* const to = args.products + at;
-        std::fill_n(to, args.size, 0.0f);
+    std::vector<float> sums(args.size);
+    for (std::uint32_t batch = 0; batch < args.batch_count; ++batch) {
+      const float* const matrix = args.matrix + std::size_t{batch} * args.size * args.size;
+      float* const to = args.products + std::size_t{batch} * args.size * args.row_count;
+      for (std::uint32_t row = 0; row < args.row_count; ++row) {
+        const float* const from =
+            args.rows + (std::size_t{row} * args.batch_count + batch) * args.size;
+        std::fill(sums.begin(), sums.end(), 0.0f);
         for (std::uint32_t j = 0; j < args.size; ++j) {
-          const float x = args.rows[at + j];
-          for (std::uint32_t i = 0; i < args.size; ++i) to[i] += x * matrix[j * args.size + i];
+          for (std::uint32_t i = 0; i < args.size; ++i) {
+            sums[i] += from[j] * matrix[std::size_t{j} * args.size + i];
+          }
+        }
+        for (std::uint32_t i = 0; i < args.size; ++i) {
+          to[std::size_t{i} * args.row_count + row] = sums[i];
         }
       }
     }

@@ -131,22 +131,26 @@ struct GatherArgs {
 };
 KV_HOST_DEVICE inline void GatherStep(const GatherArgs& args, std::uint32_t plane_block,
                                       std::uint32_t row, std::uint32_t quad) {
-  std::int8_t four[4] = {0, 0, 0, 0};
-  for (std::uint32_t i = 0; i < 4; ++i) {
-    std::uint32_t at = quad * 4 + i;
-    for (std::uint32_t input = 0; input < args.input_count; ++input) {
-      const std::uint32_t width = args.widths[input];
-      if (at < width) {
-        four[i] =
-            args.codes[input][(std::size_t{row} * args.plane_blocks + plane_block) * width + at];
-        break;
-      }
-      at -= width;
-    }
+  const std::uint32_t from = quad * 4;
+  std::int8_t* const to =
+      args.gathered + (std::size_t{plane_block} * args.row_count + row) * args.in_stride + from;
+  const std::size_t block = std::size_t{row} * args.plane_blocks + plane_block;
+  std::uint32_t input = 0, at = from;
+  while (input < args.input_count && at >= args.widths[input]) at -= args.widths[input++];
+  if (input < args.input_count && args.widths[input] % 4 == 0 && at % 4 == 0) {
+    const std::int8_t* const codes = args.codes[input] + block * args.widths[input] + at;
+    *reinterpret_cast<std::uint32_t*>(to) = *reinterpret_cast<const std::uint32_t*>(codes);
+    return;
   }
-  memcpy(
-      args.gathered + (std::size_t{plane_block} * args.row_count + row) * args.in_stride + quad * 4,
-      four, 4);
+  // One by one: parts of an input that is no multiple of 4 wide, or what is behind the last.
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    while (input < args.input_count && at == args.widths[input]) {
+      at = 0;
+      ++input;
+    }
+    to[i] = input < args.input_count ? args.codes[input][block * args.widths[input] + at++]
+                                     : std::int8_t{0};
+  }
 }
 
 // What is known of a plane's rows before they are decoded.
@@ -185,9 +189,12 @@ KV_HOST_DEVICE inline float Predicted(const Prediction& of, std::uint32_t row,
 // Restored rows, and their codes: what is predicted and, value by value, the residual. One call
 // makes a component of kTileRows rows.
 inline constexpr std::uint32_t kTileRows = 8;
+struct alignas(16) FourFloats {
+  float x[4];
+};
 struct RestoreRowsArgs {
   Prediction prediction;
-  const float* values = nullptr;          // [row][value]
+  const float* values = nullptr;          // [value][row], aligned to 16 bytes
   const std::uint8_t* scales = nullptr;   // [value]; where kNotCoded stands, values are 0
   const std::int8_t* basis = nullptr;     // [block of the plane][value of it][component of it]
   const float* basis_scales = nullptr;    // [value]
@@ -205,15 +212,19 @@ KV_HOST_DEVICE inline void RestoreRowsStep(const RestoreRowsArgs& args, std::uin
   const std::uint32_t first = component / of.block_components * of.block_components;
   const std::int8_t* direction =
       args.basis + std::size_t{first} * of.block_components + (component - first);
-  const float* values = args.values + std::size_t{row} * of.components + first;
   for (std::uint32_t v = 0; v < of.block_components; ++v) {
     if (args.scales[first + v] == kNotCoded) continue;
     const float along = args.basis_scales[first + v] *
                         static_cast<float>(direction[std::size_t{v} * of.block_components]);
-    for (std::uint32_t i = 0; i < kTileRows; ++i) {
-      // Adding nothing would make +0 of -0.
-      const float value = values[std::size_t{i} * of.components + v];
-      if (value != 0) x[i] += value * along;
+    // Of all rows of the tile, as a device reads them: in pieces of 16 bytes.
+    const auto* const values = reinterpret_cast<const FourFloats*>(
+        args.values + std::size_t{first + v} * of.row_count + row);
+    for (std::uint32_t i = 0; i < kTileRows / 4; ++i) {
+      const FourFloats four = values[i];
+      for (std::uint32_t j = 0; j < 4; ++j) {
+        // Adding nothing would make +0 of -0.
+        if (four.x[j] != 0) x[4 * i + j] += four.x[j] * along;
+      }
     }
   }
   for (std::uint32_t i = 0; i < kTileRows; ++i) {
@@ -292,7 +303,7 @@ struct DecodePlaneArgs {
   std::uint32_t* taken = nullptr;              // [block] words; more than there are: damaged
   std::int8_t* exponents = nullptr;            // [block][row group][exponent group][16]
   std::int8_t* shifts = nullptr;               // [block][row group][16]
-  float* values = nullptr;                     // [row][value]
+  float* values = nullptr;                     // [value][row]
   std::uint32_t row_groups = 0;
   std::uint32_t block_count = 0;
 };
@@ -308,7 +319,8 @@ KV_DEVICE_CODE void DecodePlaneStep(const DecodePlaneArgs& args, const SymbolTab
     std::int8_t* const exponents =
         args.exponents + std::size_t{row_group} * of.exponent_groups * kLanes;
     std::int8_t* const shifts = args.shifts + std::size_t{row_group} * kLanes;
-    float* const values = args.values + std::size_t{row_group} * kLanes * of.components;
+    float* const values = args.values + std::size_t{row_group} * kLanes;
+    const std::size_t row_count = std::size_t{args.block_count} * args.row_groups * kLanes;
 
     for (std::uint32_t j = 0; j < of.exponent_groups; ++j) {
       team.Each([&](Lane& lane) {
@@ -384,7 +396,7 @@ KV_DEVICE_CODE void DecodePlaneStep(const DecodePlaneArgs& args, const SymbolTab
           y = (RestoredValue(of.offsets, lane.half, lane.value) * QuarterOctaves(-lane.exponent)) *
               of.step;
         }
-        if (mask != 0) values[std::size_t{lane.index} * of.components + v] = y;
+        if (mask != 0) values[v * row_count + lane.index] = y;
       });
     }
     team.Each([&](Lane& lane) {
@@ -400,7 +412,7 @@ struct QuantizePlaneArgs {
   const std::uint8_t* active = nullptr;    // [row]
   const std::int8_t* exponents = nullptr;  // [row group][exponent group][16] of this plane
   std::int8_t* shifts = nullptr;           // [row]
-  float* values = nullptr;                 // [row][value]
+  float* values = nullptr;                 // [value][row]
   std::uint32_t* packed = nullptr;         // [row group][value][16]; PackValue
   // [row] the first plane with values that are out of range, kInRange at first.
   std::uint16_t* out_of_range = nullptr;
@@ -415,18 +427,18 @@ KV_HOST_DEVICE inline void QuantizePlaneStep(const QuantizePlaneArgs& args, std:
   const std::size_t group = row / kLanes;
   const std::uint32_t lane = row % kLanes;
   const std::int8_t* const exponents = args.exponents + group * of.exponent_groups * kLanes + lane;
-  float* const values = args.values + std::size_t{row} * of.components;
   std::uint32_t* const packed = args.packed + group * of.components * kLanes + lane;
   Energy energy;
   energy.seen = of.carried[args.shifts[row] + kScaleShiftMax];
   energy.expected = of.prior;
   bool fits = true;
   for (std::uint32_t v = 0; v < of.components; ++v) {
-    const float analyzed = values[v];
+    float& at = args.values[std::size_t{v} * args.row_count + row];
+    const float analyzed = at;
     if (of.scales[v] == kNotCoded) {
       // Written so that NaN does not fit.
       fits &= FloatOf(BitsOf(analyzed) & (kFloatSignBit - 1)) <= of.step * kDroppedMax;
-      values[v] = 0;
+      at = 0;
       continue;
     }
     const float target = analyzed * args.inverse_step;
@@ -439,7 +451,7 @@ KV_HOST_DEVICE inline void QuantizePlaneStep(const QuantizePlaneArgs& args, std:
         QuantizeTarget(of.thresholds, half, target * QuarterOctaves(exponent));
     AddEnergy(value, of.expected[scale], energy);
     packed[v * kLanes] = PackValue(value, half);
-    values[v] = (RestoredValue(of.offsets, half, value) * QuarterOctaves(-exponent)) * of.step;
+    at = (RestoredValue(of.offsets, half, value) * QuarterOctaves(-exponent)) * of.step;
   }
   args.shifts[row] = static_cast<std::int8_t>(ShiftOf(energy));
   if (!fits && args.out_of_range[row] == kInRange) args.out_of_range[row] = args.plane;

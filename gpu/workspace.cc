@@ -1,5 +1,6 @@
 #include "gpu/workspace.h"
 
+#include <functional>
 #include <utility>
 
 #include "storage/base/status_macros.h"
@@ -27,6 +28,7 @@ absl::Status Grow(Device& device, std::size_t bytes, Memory& memory) {
 absl::StatusOr<std::unique_ptr<Workspace>> Workspace::Of(Device& device) {
   auto workspace = std::unique_ptr<Workspace>(new Workspace(device));
   KV_ASSIGN_OR_RETURN(workspace->work_, device.NewStream());
+  KV_ASSIGN_OR_RETURN(workspace->symbols_, device.NewStream());
   KV_ASSIGN_OR_RETURN(workspace->copies_, device.NewStream());
   return workspace;
 }
@@ -39,9 +41,11 @@ absl::Status Workspace::Reserve(std::size_t device_bytes, std::size_t in_bytes,
 }
 
 absl::Status Workspace::Synchronize() {
-  const absl::Status worked = work_->Synchronize();
-  const absl::Status copied = copies_->Synchronize();
-  return worked.ok() ? copied : worked;
+  absl::Status status;
+  for (const auto& stream : {std::ref(work_), std::ref(symbols_), std::ref(copies_)}) {
+    status.Update(stream.get()->Synchronize());
+  }
+  return status;
 }
 
 WorkspacePool::WorkspacePool(Device& device, std::size_t count) : device_(device), count_(count) {}

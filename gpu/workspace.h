@@ -12,13 +12,14 @@
 
 namespace kvtrie::gpu {
 
-// What a batch works with: a stream for the work, one for copies that run beside it, and memory
-// that grows with what is asked for. Not thread-safe.
+// What a batch works with: a stream for the work, two for symbols and for copies beside it, and
+// memory that grows with what is asked for. Not thread-safe.
 class Workspace {
  public:
   static absl::StatusOr<std::unique_ptr<Workspace>> Of(Device& device);
 
   DeviceStream& work() { return *work_; }
+  DeviceStream& symbols() { return *symbols_; }
   DeviceStream& copies() { return *copies_; }
 
   // Sees to it that there is as much of each kind; what was in them may be gone.
@@ -28,7 +29,7 @@ class Workspace {
   std::byte* in() const { return in_.data(); }    // pinned, to the device
   std::byte* out() const { return out_.data(); }  // pinned, from the device
 
-  // Waits for both streams. Unavailable: something of what was under way failed.
+  // Waits for all streams. Unavailable: something of what was under way failed.
   absl::Status Synchronize();
 
  private:
@@ -36,6 +37,7 @@ class Workspace {
 
   Device& device_;
   std::unique_ptr<DeviceStream> work_;
+  std::unique_ptr<DeviceStream> symbols_;
   std::unique_ptr<DeviceStream> copies_;
   DeviceMemory device_memory_;
   PinnedMemory in_;

@@ -70,7 +70,11 @@ TEST(BatchPlanesTest, PredictsAndRestoresAsTheProcessorDoes) {
       transform.AddResidual(values, expected);
       codes.Add(plane, profile.plane_profiles[plane], profile.planes[plane], expected);
 
-      std::memcpy(planes.values(), values.data(), values.size() * sizeof(float));
+      for (std::size_t row = 0; row < 64; ++row) {
+        for (std::size_t v = 0; v < components; ++v) {
+          planes.values(plane)[v * 64 + row] = values[row * components + v];
+        }
+      }
       planes.Restore(plane, 2, planes.Predict(plane), /*with_rows=*/true);
       ASSERT_EQ(std::memcmp(planes.rows(), expected.data(), expected.size() * sizeof(float)), 0)
           << plane;

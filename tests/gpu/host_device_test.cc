@@ -83,7 +83,7 @@ TEST(HostDeviceTest, FloatProductsAreSums) {
         for (std::uint32_t j = 0; j < kSize; ++j) {
           sum += rows[(row * kBatches + b) * kSize + j] * matrix[(b * kSize + j) * kSize + i];
         }
-        EXPECT_EQ(products[(row * kBatches + b) * kSize + i], sum);
+        EXPECT_EQ(products[(b * kSize + i) * kRows + row], sum);
       }
     }
   }

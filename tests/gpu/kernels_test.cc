@@ -86,7 +86,7 @@ TEST(KernelsTest, QuantizesAsTheProcessorsKernelDoes) {
     std::vector<float> values(kLanes * kCount);
     for (std::size_t v = 0; v < kCount; ++v) {
       for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        values[lane * kCount + v] = targets[v * kLanes + lane];
+        values[v * kLanes + lane] = targets[v * kLanes + lane];
       }
     }
     const std::vector<std::uint8_t> active(kLanes, 1);
@@ -114,7 +114,7 @@ TEST(KernelsTest, QuantizesAsTheProcessorsKernelDoes) {
     for (std::uint32_t row = 0; row < kLanes; ++row) QuantizePlaneStep(args, row);
     for (std::size_t v = 0; v < kCount; ++v) {
       for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        ASSERT_EQ(BitsOf(values[lane * kCount + v]), BitsOf(expected[v * kLanes + lane]))
+        ASSERT_EQ(BitsOf(values[v * kLanes + lane]), BitsOf(expected[v * kLanes + lane]))
             << v << " " << lane;
       }
     }
@@ -189,7 +189,8 @@ TEST(KernelsTest, GatheredCodesEndInZeros) {
 }
 
 TEST(KernelsTest, AddingNothingLeavesTheSignOfZero) {
-  const float offset = -0.0f, value[kTileRows] = {}, scale = 1;
+  const float offset = -0.0f, scale = 1;
+  alignas(16) const float value[kTileRows] = {};
   const std::uint8_t coded = 80;
   const std::int8_t basis = 127;
   float rows[kTileRows];
