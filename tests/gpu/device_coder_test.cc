@@ -9,6 +9,7 @@
 #include "tests/gpu/device_checks.h"
 #include "tests/gpu/faulty_device.h"
 #include "tests/gpu/gpu_fixture.h"
+#include "tests/gpu/late_device.h"
 
 namespace kvtrie::gpu {
 namespace {
@@ -57,6 +58,19 @@ TEST(DeviceCoderTest, ManyBatchesKeepTheOrder) {
       EXPECT_TRUE((*encoded)[b].body == (*expected)[b].body) << b;
     }
     ExpectSameDecoded(twin, blocks);
+  }
+}
+
+// A device is free to do what it was asked for whenever streams allow it.
+TEST(DeviceCoderTest, StreamsWaitForWhatTheyNeed) {
+  const ResidualProfile profile = RandomProfile(kShape, 3);
+  const Blocks blocks = RandomBlocks(kShape, profile, 7, 79);
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    const Twin twin(kShape, profile, BatchesOf(2, 2),
+                    std::make_unique<LateDevice>(MakeHostDevice(kTwinBytes), seed));
+    ExpectSameDecoded(twin, blocks);
+    ExpectLikeEncoded(twin, blocks);
+    ASSERT_FALSE(HasFailure()) << seed;
   }
 }
 
