@@ -1,15 +1,19 @@
 // The residual codec on a CUDA device: whether it does what the processor does, and how fast.
 //
-//   gpu_codec_bench [--seconds N]
+//   gpu_codec_bench [--seconds N] [--twin 1]
 //
 // Prints one JSON object. Without a device it says why, and that is all. With one: random shapes,
 // whose blocks both have to decode to the same bytes, exit code 1 where they do not; then for the
 // shapes of some models GB/s (1e9) of raw KV in bfloat16, host memory to host memory as a server
 // calls it, on one thread and on four, beside copies of the same bytes and a plain cast to float8.
 //
+// --twin 1 runs all of it, but for the baselines, on the host twin, with a model of two layers: so
+// the bench itself is tried without a device, and its speed means nothing.
+//
 // KV and profiles are synthetic: predictions say nothing, residuals are normal, in sizes that fall
-// from 4 steps to a tenth of one, and the last third is not coded: about as many bits as a fitted
-// profile leaves at level high. Products and loops cost what they would with real ones.
+// from 2 steps to an eighth of one, and three fifths are not coded. That is about half a bit per
+// number, as fitted profiles leave at level high. Products and loops cost what they would with real
+// ones.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -21,6 +25,7 @@
 #include <vector>
 
 #include "gpu/cuda_device.h"
+#include "gpu/host_device.h"
 #include "nlohmann/json.hpp"
 #include "tests/bench/bench_kv.h"
 #include "tests/gpu/cuda_baselines.h"
@@ -39,6 +44,7 @@ struct Model {
   LayerRun layers;
   bool block_per_head;
 };
+constexpr Model kTwinModel = {"two layers", {2, 2, 32, 32}, true};
 constexpr Model kModels[] = {
     {"llama-3.1-8b, a block per head", {32, 8, 128, 128}, true},
     {"llama-3.1-8b, whole planes", {32, 8, 128, 128}, false},
@@ -58,11 +64,14 @@ double ShareOf(std::int32_t value, double size) {
   return NormalBelow((value + 0.5) / deviation) - NormalBelow((value - 0.5) / deviation);
 }
 
+// Of the values of a plane.
+constexpr double kCodedShare = 0.4;
+
 // The scale index of a value's rank among so many, or kNotCoded.
 std::uint8_t ScaleOf(std::size_t rank, std::size_t count) {
   const double share = static_cast<double>(rank) / static_cast<double>(count);
-  if (share >= 2.0 / 3) return kNotCoded;
-  return static_cast<std::uint8_t>(std::lround(8 * (8 + std::log2(4.0) - 8 * share)));
+  if (share >= kCodedShare) return kNotCoded;
+  return static_cast<std::uint8_t>(std::lround(8 * (9 - 4 * share / kCodedShare)));
 }
 
 ResidualProfile MakeProfile(const ModelSpec& spec, bool block_per_head) {
@@ -169,20 +178,25 @@ void OnThreads(std::size_t count, Body body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-Json Measure(const Model& model, int rounds) {
+// Makes the device that is measured.
+using MakeDevice = absl::StatusOr<std::unique_ptr<Device>> (*)();
+absl::StatusOr<std::unique_ptr<Device>> MakeCuda() { return MakeCudaDevice(0); }
+absl::StatusOr<std::unique_ptr<Device>> MakeTwin() { return MakeHostDevice(kTwinBytes); }
+
+Json Measure(const Model& model, MakeDevice make_device, std::size_t measured_bytes, int rounds) {
   ModelSpec spec = BenchSpec(DType::kBfloat16, model.layers, 16);
   spec.rope = {
       .pairing = RopePairing::kHalfSplit, .theta = 500000, .rotary_dims = 0, .scaling = {}};
   const ResidualProfile profile = MakeProfile(spec, model.block_per_head);
   const std::shared_ptr<const ResidualCodec> codec = MakeCodec(spec, profile);
-  const auto backend = MakeDeviceBackend("cuda", MakeCudaDevice(0).value());
+  const auto backend = MakeDeviceBackend("measured", make_device().value());
   const auto coder = backend->CoderFor(spec, codec).value();
 
   // A few blocks that differ, over and over.
   constexpr std::size_t kDistinct = 4;
   constexpr std::size_t kThreadsMax = 4;
   const std::size_t raw_bytes = KvGeometry(spec).raw_block_bytes();
-  const std::size_t count = std::max<std::size_t>(kMeasuredBytes / raw_bytes, 1);
+  const std::size_t count = std::max<std::size_t>(measured_bytes / raw_bytes, 4);
   const std::vector<TokenId> tokens(16, 7);
   std::vector<std::vector<std::byte>> blocks;
   for (std::size_t i = 0; i < kDistinct; ++i) blocks.push_back(MakeBlock(spec, profile, 50 + i));
@@ -241,6 +255,7 @@ Json Measure(const Model& model, int rounds) {
   row["host_copy_gbps"] =
       gbps(bytes,
            BestSeconds(rounds, [&] { std::memcpy(raw[1].data(), raw[0].data(), raw[0].size()); }));
+  if (make_device == MakeTwin) return row;
   const CudaBaselines baselines = MeasureCudaBaselines(count * raw_bytes).value();
   row["device_copy_gbps"] = gbps(bytes, baselines.copy_on_device);
   row["to_device_gbps"] = gbps(bytes, baselines.copy_to_device);
@@ -250,11 +265,11 @@ Json Measure(const Model& model, int rounds) {
 }
 
 // Random shapes, of which both make the same.
-bool ShapesAgree() {
-  for (std::uint64_t seed = 0; seed < kShapes; ++seed) {
+bool ShapesAgree(MakeDevice make_device, std::uint64_t count) {
+  for (std::uint64_t seed = 0; seed < count; ++seed) {
     const Shape shape = RandomShape(seed);
     const ResidualProfile profile = RandomProfile(shape, seed);
-    const Twin twin(shape, profile, {.workspaces = 2}, MakeCudaDevice(0).value());
+    const Twin twin(shape, profile, {.workspaces = 2}, make_device().value());
     const Blocks blocks = RandomBlocks(shape, profile, 5, 77);
     ExpectSameDecoded(twin, blocks);
     ExpectLikeEncoded(twin, blocks);
@@ -268,31 +283,33 @@ bool ShapesAgree() {
 
 int Main(int argc, char** argv) {
   double seconds = 240;
+  MakeDevice make_device = MakeCuda;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::string(argv[i]) == "--seconds") seconds = std::atof(argv[i + 1]);
+    if (std::string(argv[i]) == "--twin" && std::string(argv[i + 1]) == "1") make_device = MakeTwin;
   }
+  const bool is_twin = make_device == MakeTwin;
   const auto start = std::chrono::steady_clock::now();
-  const auto device = MakeCudaDevice(0);
+  const auto device = make_device();
   if (!device.ok()) {
     std::printf("%s\n",
                 Json{{"device", nullptr}, {"why", device.status().ToString()}}.dump(2).c_str());
     return 0;
   }
-  Json result = {{"device", (*device)->name()}};
-  const bool agree = ShapesAgree();
-  result["shapes"] = kShapes;
-  result["shapes_agree"] = agree;
-  bool same = agree;
+  const std::uint64_t shapes = is_twin ? 4 : kShapes;
+  bool same = ShapesAgree(make_device, shapes);
+  Json result = {{"device", (*device)->name()}, {"shapes", shapes}, {"shapes_agree", same}};
   for (const Model& model : kModels) {
     const double spent =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (spent > seconds * 2 / 3) {
+    if (is_twin || spent > seconds * 2 / 3) {
       result["left_out"].push_back(model.name);
       continue;
     }
-    result["models"].push_back(Measure(model, 3));
-    same &= result["models"].back()["same_as_processor"].get<bool>();
+    result["models"].push_back(Measure(model, make_device, kMeasuredBytes, 3));
   }
+  if (is_twin) result["models"].push_back(Measure(kTwinModel, make_device, 0, 1));
+  for (const Json& model : result["models"]) same &= model["same_as_processor"].get<bool>();
   std::printf("%s\n", result.dump(2).c_str());
   return same ? 0 : 1;
 }
