@@ -61,7 +61,7 @@ BatchPlanes::BatchPlanes(const DeviceModel& model, const BatchMemory& memory,
     stream.Launch(args);
   }
   // Rows that nothing is coded of have values too.
-  for (const std::uint32_t parity : {0, 1}) {
+  for (const std::uint32_t parity : {0u, 1u}) {
     stream.Zero(values(parity),
                 std::size_t{row_count_} * model.profile->components_max() * sizeof(float));
   }

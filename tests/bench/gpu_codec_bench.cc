@@ -282,7 +282,7 @@ bool ShapesAgree(MakeDevice make_device, std::uint64_t count) {
 }
 
 int Main(int argc, char** argv) {
-  double seconds = 240;
+  double seconds = 180;
   MakeDevice make_device = MakeCuda;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::string(argv[i]) == "--seconds") seconds = std::atof(argv[i + 1]);

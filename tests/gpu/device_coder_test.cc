@@ -47,7 +47,7 @@ TEST(DeviceCoderTest, ManyBatchesKeepTheOrder) {
   const Twin whole(kShape, profile);
   const auto expected = whole.coder->Encode(blocks.to_encode, Quality::kHigh);
   ASSERT_TRUE(expected.ok()) << expected.status();
-  for (const std::size_t workspaces : {1, 2, 3}) {
+  for (const std::size_t workspaces : {1u, 2u, 3u}) {
     const Twin twin(kShape, profile, BatchesOf(2, workspaces));
     EXPECT_EQ(static_cast<const DeviceCoder&>(*twin.coder).decode_blocks_max(), 2u);
     EXPECT_EQ(static_cast<const DeviceCoder&>(*twin.coder).encode_blocks_max(), 2u);
@@ -58,6 +58,40 @@ TEST(DeviceCoderTest, ManyBatchesKeepTheOrder) {
       EXPECT_TRUE((*encoded)[b].body == (*expected)[b].body) << b;
     }
     ExpectSameDecoded(twin, blocks);
+  }
+}
+
+// A profile that was fitted, with importance, and KV that it predicts.
+TEST(DeviceCoderTest, FittedProfilesCodeAlike) {
+  for (const bool per_head : {false, true}) {
+    const Shape shape = {.layers = {{4, 2, 16, 16}}};
+    const ModelSpec spec = SpecOf(shape);
+    const std::vector<SyntheticText> texts = FitTexts(spec);
+    ResidualFitOptions options = SmallFitOptions();
+    options.block_per_head = per_head;
+    const Twin twin(shape, FitSynthetic(spec, options, MakeMaterial(spec, texts, per_head)));
+    ASSERT_NE(twin.coder, nullptr);
+    const SyntheticText text = MakeText(spec, 128, 99);
+    for (const Quality quality : kCodedQualities) {
+      const CodedText coded = EncodeText(*twin.codec, spec, text, quality);
+      const auto encoded = twin.coder->Encode(coded.blocks, quality);
+      ASSERT_TRUE(encoded.ok()) << encoded.status();
+      std::vector<std::vector<std::byte>> raw(8, coded.raw[0]), expected = raw;
+      std::vector<BlockToDecode> by_twin, by_codec;
+      std::size_t bytes = 0, expected_bytes = 0;
+      for (std::size_t b = 0; b < 8; ++b) {
+        bytes += (*encoded)[b].body.size();
+        expected_bytes += coded.encoded[b].body.size();
+        EXPECT_EQ((*encoded)[b].exact_tokens, coded.encoded[b].exact_tokens);
+        by_twin.push_back(coded.ToDecode(b, quality, raw[b]));
+        by_codec.push_back(coded.ToDecode(b, quality, expected[b]));
+      }
+      EXPECT_NEAR(static_cast<double>(bytes), static_cast<double>(expected_bytes),
+                  0.005 * static_cast<double>(expected_bytes));
+      ASSERT_TRUE(twin.coder->Decode(by_twin).ok());
+      ASSERT_TRUE(twin.codec->Decode(by_codec).ok());
+      EXPECT_TRUE(raw == expected);
+    }
   }
 }
 
