@@ -66,6 +66,9 @@ class CudaStream final : public DeviceStream {
   void Launch(const GatherArgs& args) override { LaunchAny("gathering codes", args); }
   void Launch(const RestoreRowsArgs& args) override { LaunchAny("restoring rows", args); }
   void Launch(const ResidualArgs& args) override { LaunchAny("residuals", args); }
+  void Launch(const ReadRowsArgs& args) override { LaunchAny("reading rows", args); }
+  void Launch(const ImportanceLayerArgs& args) override { LaunchAny("importance", args); }
+  void Launch(const ExponentsArgs& args) override { LaunchAny("exponents", args); }
   void Launch(const DecodePlaneArgs& args) override { LaunchAny("decoding a plane", args); }
   void Launch(const QuantizePlaneArgs& args) override { LaunchAny("quantizing a plane", args); }
   void Launch(const EncodePlaneArgs& args) override { LaunchAny("encoding a plane", args); }

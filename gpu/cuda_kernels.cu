@@ -232,6 +232,20 @@ cudaError_t LaunchKernel(const ResidualArgs& args, cudaStream_t stream) {
   return LaunchForEach<ResidualArgs, ResidualStep>(args, args.prediction.row_count,
                                                    args.plane.components, stream);
 }
+cudaError_t LaunchKernel(const ReadRowsArgs& args, cudaStream_t stream) {
+  return LaunchForEach<ReadRowsArgs, ReadRowsStep>(args, args.row_count, args.plane.components,
+                                                   stream);
+}
+cudaError_t LaunchKernel(const ImportanceLayerArgs& args, cudaStream_t stream) {
+  const cudaError_t error = LaunchForEach<ImportanceLayerArgs, ImportanceItemStep>(
+      args, args.row_count, args.heads * kImportanceItems, stream);
+  if (error != cudaSuccess) return error;
+  return LaunchForEach<ImportanceLayerArgs, ImportanceLogStep>(args, args.row_count,
+                                                               kImportanceItems, stream);
+}
+cudaError_t LaunchKernel(const ExponentsArgs& args, cudaStream_t stream) {
+  return LaunchForEach<ExponentsArgs, ExponentsStep>(args, args.row_count, args.groups, stream);
+}
 cudaError_t LaunchKernel(const DecodePlaneArgs& args, cudaStream_t stream) {
   if (args.block_count == 0) return cudaSuccess;
   const TeamGrid grid = TeamGridOf(args.block_count);

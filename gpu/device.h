@@ -57,6 +57,9 @@ class DeviceStream {
   virtual void Launch(const GatherArgs& args) = 0;
   virtual void Launch(const RestoreRowsArgs& args) = 0;
   virtual void Launch(const ResidualArgs& args) = 0;
+  virtual void Launch(const ReadRowsArgs& args) = 0;
+  virtual void Launch(const ImportanceLayerArgs& args) = 0;
+  virtual void Launch(const ExponentsArgs& args) = 0;
   virtual void Launch(const DecodePlaneArgs& args) = 0;
   virtual void Launch(const QuantizePlaneArgs& args) = 0;
   virtual void Launch(const EncodePlaneArgs& args) = 0;

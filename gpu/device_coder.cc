@@ -39,17 +39,12 @@ absl::StatusOr<std::shared_ptr<const DeviceCoder>> DeviceCoder::Of(
     WorkspacePool& pool, const DeviceCoderOptions& options) {
   const ResidualProfile& profile = codec->profile();
   KV_ASSIGN_OR_RETURN(auto on_device, DeviceProfile::Upload(device, spec, profile));
-  std::unique_ptr<const ImportanceEstimator> importance;
-  if (profile.importance.query_heads > 0) {
-    importance = std::make_unique<const ImportanceEstimator>(profile, RopePairs::OfLayers(spec));
-  }
   const KvGeometry geometry(spec);
   auto coder = std::shared_ptr<DeviceCoder>(
       new DeviceCoder(DeviceModel{.geometry = geometry,
                                   .pairing = spec.rope.pairing,
                                   .codec = std::move(codec),
                                   .profile = std::move(on_device),
-                                  .importance = std::move(importance),
                                   .raw_kv = RawKv(geometry, spec.rope)},
                       pool));
   coder->batch_raw_bytes_ = options.batch_raw_bytes;

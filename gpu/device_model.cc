@@ -132,6 +132,64 @@ void BatchPlanes::Restore(std::uint32_t plane, int level, const Prediction& pred
   stream_.Launch(args);
 }
 
+void BatchPlanes::ChooseExponents(std::byte* raw, const std::uint32_t* behind,
+                                  const std::int8_t* given, float strength, float* features,
+                                  std::int8_t* exponents) {
+  const DeviceProfile& profile = *model_.profile;
+  const KvGeometry& geometry = model_.geometry;
+  const std::span<const DevicePlane> planes = profile.planes();
+  const std::size_t of_layer = std::size_t{row_count_} * LayerFeatureCount(profile.heads_max());
+  // Of heads that a layer has not.
+  stream_.Zero(features, geometry.layer_count() * of_layer * sizeof(float));
+  const auto read = [&](std::uint32_t plane, float* to) {
+    const PlaneShape& shape = planes[plane].shape;
+    ReadRowsArgs args;
+    args.plane = RawOf(plane, raw + geometry.kind_begin(shape.layer, shape.kind()),
+                       geometry.raw_block_bytes());
+    args.rows = to;
+    args.row_count = row_count_;
+    stream_.Launch(args);
+  };
+  for (std::uint32_t plane = 0; plane < planes.size(); ++plane) {
+    const PlaneShape& k = planes[plane].shape;
+    if (k.is_v) continue;
+    const bool has_v = plane + 1 < planes.size() && planes[plane + 1].shape.is_v;
+    read(plane, rows());
+    if (has_v) read(plane + 1, values(0));
+    ImportanceLayerArgs args;
+    args.k_rows = rows();
+    args.v_rows = has_v ? values(0) : nullptr;
+    args.matrix = profile.importance()[k.layer].matrix;
+    args.normalizers = profile.importance()[k.layer].normalizers;
+    args.features = features + k.layer * of_layer;
+    args.k_head_dim = k.head_dim;
+    args.v_head_dim = has_v ? planes[plane + 1].shape.head_dim : 0;
+    args.heads = k.heads;
+    args.heads_max = profile.heads_max();
+    args.query_heads = profile.query_heads();
+    args.rank = profile.covariance_rank();
+    args.row_count = row_count_;
+    stream_.Launch(args);
+  }
+  for (std::uint32_t plane = 0; plane < planes.size(); ++plane) {
+    ExponentsArgs args;
+    args.features = features;
+    args.weights = planes[plane].importance_weights;
+    args.behind = behind;
+    args.given = given;
+    args.exponents = exponents + std::size_t{plane} * profile.exponent_groups() * row_count_;
+    args.strength = strength;
+    args.layer = planes[plane].shape.layer;
+    args.layer_count = geometry.layer_count();
+    args.heads_max = profile.heads_max();
+    args.groups = profile.exponent_groups();
+    args.row_count = row_count_;
+    stream_.Launch(args);
+  }
+  // Rows that nothing is coded of have values too.
+  stream_.Zero(values(0), std::size_t{row_count_} * profile.components_max() * sizeof(float));
+}
+
 RawPlane BatchPlanes::RawOf(std::uint32_t plane, std::byte* raw, std::size_t block_stride) const {
   const PlaneShape& shape = model_.profile->planes()[plane].shape;
   RawPlane of;

@@ -6,7 +6,6 @@
 #include <span>
 
 #include "gpu/device_profile.h"
-#include "storage/codec/importance.h"
 #include "storage/codec/residual_codec.h"
 #include "storage/kv/model_spec.h"
 
@@ -18,7 +17,6 @@ struct DeviceModel {
   RopePairing pairing;
   std::shared_ptr<const ResidualCodec> codec;
   std::unique_ptr<const DeviceProfile> profile;
-  std::unique_ptr<const ImportanceEstimator> importance;  // null: the profile has none
   RawKv raw_kv;
 
   std::uint32_t row_groups() const {
@@ -61,6 +59,12 @@ class BatchPlanes {
   // Restores rows (if `with_rows`) and codes of predicted rows and values(plane).
   void Restore(std::uint32_t plane, int level, const Prediction& prediction, bool with_rows);
   float* rows() const { return At<float>(memory_.rows); }
+
+  // The step exponents of all planes, [plane][row / 16][group][row % 16], from raw KV that lies
+  // block by block from `raw` on. behind: [row], given: [row], as ExponentsArgs has them; features:
+  // [layer][row][feature]. Uses rows() and values(0). REQUIRES: the profile has exponent groups.
+  void ChooseExponents(std::byte* raw, const std::uint32_t* behind, const std::int8_t* given,
+                       float strength, float* features, std::int8_t* exponents);
 
   // How the plane lies in blocks that begin at `raw`, with so many bytes from one to the next;
   // `raw` points to the plane's first number.

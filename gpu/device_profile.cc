@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/check.h"
 #include "storage/base/status_macros.h"
+#include "storage/codec/importance.h"
 #include "storage/codec/plane_transform.h"
 #include "storage/codec/portable_math.h"
 #include "storage/codec/residual_level.h"
@@ -131,6 +132,37 @@ absl::StatusOr<std::unique_ptr<const DeviceProfile>> DeviceProfile::Upload(
     to.levels_.push_back({level.quality, level.step, nullptr});
     shared.Add(RateThresholds(profile, level.rate_weight), to.levels_.back().thresholds);
   }
+  const bool has_importance = profile.importance.query_heads > 0 && profile.group_count > 0;
+  to.query_heads_ = profile.importance.query_heads;
+  to.covariance_rank_ = profile.importance.covariance_rank;
+  for (const PlaneShape& plane : profile.planes) {
+    to.heads_max_ = std::max(to.heads_max_, plane.heads);
+  }
+  if (has_importance) {
+    const std::vector<RopePairs> rope = RopePairs::OfLayers(spec);
+    to.importance_.resize(geometry.layer_count());
+    for (const PlaneShape& plane : profile.planes) {
+      if (plane.is_v) continue;
+      std::vector<float> matrix;
+      for (std::uint32_t head = 0; head < plane.heads; ++head) {
+        const std::vector<float> of_head =
+            ScoreMatrix(profile, rope[plane.layer], plane.layer, head);
+        const std::size_t columns = of_head.size() / plane.head_dim;
+        for (std::size_t column = 0; column < columns; ++column) {
+          for (std::size_t i = 0; i < plane.head_dim; ++i) {
+            matrix.push_back(of_head[i * columns + column]);
+          }
+        }
+      }
+      const std::size_t count = std::size_t{kImportanceDistanceCount} * to.query_heads_;
+      const auto normalizers =
+          profile.importance.normalizers.begin() + static_cast<std::ptrdiff_t>(plane.layer * count);
+      DeviceImportance& of_layer = to.importance_[plane.layer];
+      shared.Add(matrix, of_layer.matrix);
+      shared.Add(std::vector<float>(normalizers, normalizers + static_cast<std::ptrdiff_t>(count)),
+                 of_layer.normalizers);
+    }
+  }
   std::vector<std::uint32_t> pair_counts;
   for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
     const std::uint32_t pairs = raw_kv.rotated_pairs(layer);
@@ -192,6 +224,13 @@ absl::StatusOr<std::unique_ptr<const DeviceProfile>> DeviceProfile::Upload(
     plane.scales.resize(of.scales.size());
     for (std::size_t level = 0; level < of.scales.size(); ++level) {
       own.Add(of.scales[level], plane.scales[level]);
+    }
+    if (has_importance) {
+      const std::size_t count = ImportanceFeatureCount(profile.planes) * profile.group_count;
+      const auto weights =
+          profile.importance.weights.begin() + static_cast<std::ptrdiff_t>(i * count);
+      own.Add(std::vector<float>(weights, weights + static_cast<std::ptrdiff_t>(count)),
+              plane.importance_weights);
     }
     if (profile.has_first_token) {
       const auto first = profile.first_rows.begin() + static_cast<std::ptrdiff_t>(first_component);

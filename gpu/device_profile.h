@@ -35,15 +35,22 @@ struct DevicePlane {
   const float* inverse_scales = nullptr;
   const std::int8_t* basis = nullptr;
   const float* basis_scales = nullptr;
-  const float* analysis = nullptr;          // [block][component][value]
-  const float* first_row = nullptr;         // of the profile's first token, or null
-  std::vector<const std::uint8_t*> scales;  // [level][value]
+  const float* analysis = nullptr;            // [block][component][value]
+  const float* first_row = nullptr;           // of the profile's first token, or null
+  const float* importance_weights = nullptr;  // [group][feature]; null: no model of importance
+  std::vector<const std::uint8_t*> scales;    // [level][value]
 };
 
 // What turns K of a layer; none where pairs is 0.
 struct DeviceRotation {
   std::uint32_t pairs = 0;
   const double* frequencies = nullptr;  // [pair]
+};
+
+// What tells the importance of a layer's tokens (importance.h).
+struct DeviceImportance {
+  const float* matrix = nullptr;       // [KV head][column][k_head_dim]
+  const float* normalizers = nullptr;  // [distance][query head]
 };
 
 // A profile in a device's memory. Takes as much of it as the profile has, and four bytes for each
@@ -71,6 +78,12 @@ class DeviceProfile {
   // Which of them turns a layer; -1: none.
   int RotationOf(std::uint32_t layer) const { return rotation_of_layer_[layer]; }
 
+  // Of each layer; empty where the profile has no model of importance.
+  std::span<const DeviceImportance> importance() const { return importance_; }
+  std::uint32_t heads_max() const { return heads_max_; }
+  std::uint32_t query_heads() const { return query_heads_; }
+  std::uint32_t covariance_rank() const { return covariance_rank_; }
+
   // Rows of the token table, and how wide they are; null without.
   const std::int8_t* table_rows() const { return table_rows_; }
   std::uint32_t table_width() const { return table_width_; }
@@ -91,6 +104,10 @@ class DeviceProfile {
   std::vector<Level> levels_;
   std::vector<DeviceRotation> rotations_;
   std::vector<int> rotation_of_layer_;
+  std::vector<DeviceImportance> importance_;
+  std::uint32_t heads_max_ = 0;
+  std::uint32_t query_heads_ = 0;
+  std::uint32_t covariance_rank_ = 0;
   std::uint32_t exponent_groups_ = 0;
   std::size_t component_count_ = 0;
   std::uint32_t components_max_ = 0;

@@ -7,13 +7,11 @@
 #include "storage/base/byte_order.h"
 #include "storage/base/check.h"
 #include "storage/base/status_macros.h"
+#include "storage/codec/importance.h"
 #include "storage/codec/residual_body.h"
 
 namespace kvtrie::gpu {
 namespace {
-
-// Rows whose importance is estimated together: more make products faster, up to a point.
-constexpr std::size_t kEstimatedRows = 256;
 
 template <typename T>
 T* At(std::byte* memory, std::size_t offset) {
@@ -30,7 +28,8 @@ std::size_t WordsOfBlock(const DeviceModel& model) {
 
 // What goes to the device, in one piece.
 struct Input {
-  std::size_t first_positions, table_entries, states, is_token, out_of_range, exponents, raw;
+  std::size_t first_positions, table_entries, states, is_token, out_of_range, behind, given,
+      exponents, raw;
   MemoryLayout layout;
 
   Input(const DeviceModel& model, std::size_t block_count) {
@@ -40,6 +39,8 @@ struct Input {
     states = layout.Add<std::uint32_t>(block_count * kLanes);
     is_token = layout.Add<std::uint8_t>(rows);
     out_of_range = layout.Add<std::uint16_t>(rows);
+    behind = layout.Add<std::uint32_t>(rows);
+    given = layout.Add<std::int8_t>(rows);
     exponents = layout.Add<std::int8_t>(model.profile->planes().size() *
                                         model.profile->exponent_groups() * rows);
     raw = layout.Add(block_count * model.geometry.raw_block_bytes());
@@ -51,7 +52,7 @@ struct Work {
   std::size_t active;  // copied there when it is known
   std::size_t zero_begin, extreme, shifts, put, impossible, zero_end;
   std::size_t marks;  // [layer][block]
-  std::size_t packed, words;
+  std::size_t packed, words, features;
   BatchMemory memory;
 
   Work(const DeviceModel& model, std::uint32_t block_count, MemoryLayout& layout)
@@ -66,6 +67,8 @@ struct Work {
         packed(layout.Add<std::uint32_t>(RowsOf(model, block_count) *
                                          model.profile->component_count())),
         words(layout.Add<std::uint16_t>(block_count * WordsOfBlock(model))),
+        features(layout.Add<float>(model.profile->importance().size() * RowsOf(model, block_count) *
+                                   LayerFeatureCount(model.profile->heads_max()))),
         memory(model, block_count, layout) {}
 
   static std::size_t RowsOf(const DeviceModel& model, std::uint32_t block_count) {
@@ -122,12 +125,15 @@ struct EncodeBatch::Parts {
 
   std::uint32_t block_count() const { return static_cast<std::uint32_t>(blocks.size()); }
   std::uint32_t row_count() const { return block_count() * model.rows_of_block(); }
+  float Strength() const {
+    return model.codec->profile().levels[static_cast<std::size_t>(level)].importance_strength;
+  }
   std::size_t exponents_of_plane() const {
     return std::size_t{model.profile->exponent_groups()} * row_count();
   }
 
-  // Of blocks [begin, end), to where they go in the input.
-  void FillExponents(std::size_t begin, std::size_t end) const;
+  // Step exponents, as callers give them or as they are without a model of importance.
+  void FillExponents() const;
   void Fill() const;
   absl::Status AskForValues();
   bool IsFirstToken(std::size_t block) const;
@@ -136,48 +142,33 @@ struct EncodeBatch::Parts {
   EncodedBlock BodyOf(std::size_t block);
 };
 
-void EncodeBatch::Parts::FillExponents(std::size_t begin, std::size_t end) const {
-  const ResidualProfile& profile = model.codec->profile();
-  const std::uint32_t groups = profile.group_count;
-  if (groups == 0) return;
-  const float strength = profile.levels[static_cast<std::size_t>(level)].importance_strength;
-  const std::size_t rows_of_block = model.rows_of_block();
-  const std::size_t rows = (end - begin) * rows_of_block;
-  std::vector<std::vector<std::int32_t>> exponents(profile.planes.size(),
-                                                   std::vector<std::int32_t>(rows * groups));
-  if (model.importance != nullptr) {
-    std::vector<std::vector<float>> of_planes;
-    std::vector<std::uint32_t> tokens_behind(rows, 1);
-    for (const PlaneShape& plane : profile.planes) {
-      of_planes.emplace_back(rows * plane.components());
+void EncodeBatch::Parts::FillExponents() const {
+  std::byte* const to = workspace->in();
+  std::int8_t* const given = At<std::int8_t>(to, input.given);
+  std::uint32_t* const behind = At<std::uint32_t>(to, input.behind);
+  const bool has_model = !model.profile->importance().empty();
+  std::fill_n(given, row_count(), has_model ? kNoExponent : std::int8_t{0});
+  std::fill_n(behind, row_count(), 1u);
+  const float strength = Strength();
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    const BlockToEncode& block = blocks[b];
+    const std::size_t first_row = b * model.rows_of_block();
+    for (std::uint32_t t = 0; t < block.tokens.size(); ++t) {
+      behind[first_row + t] = TokensBehind(block.first_position + t, block.session_tokens);
+      if (block.importance.empty()) continue;
+      given[first_row + t] = static_cast<std::int8_t>(ExponentOf(block.importance[t], strength));
     }
-    for (std::size_t b = begin; b < end; ++b) {
-      const BlockToEncode& block = blocks[b];
-      const std::size_t first_row = (b - begin) * rows_of_block;
-      const RopeAngles angles = model.raw_kv.AnglesAt(block.first_position);
-      for (std::size_t i = 0; i < profile.planes.size(); ++i) {
-        const PlaneShape& plane = profile.planes[i];
-        model.raw_kv.ReadRows(
-            block.raw, plane.layer, plane.kind(), angles,
-            std::span(of_planes[i])
-                .subspan(first_row * plane.components(), block.tokens.size() * plane.components()));
-      }
-      for (std::uint32_t t = 0; t < block.tokens.size(); ++t) {
-        tokens_behind[first_row + t] = TokensBehind(block.first_position + t, block.session_tokens);
+  }
+  if (has_model) return;
+  // The same in all planes and groups.
+  std::int8_t* exponents = At<std::int8_t>(to, input.exponents);
+  const std::size_t groups = model.profile->exponent_groups();
+  for (std::size_t plane = 0; plane < model.profile->planes().size(); ++plane) {
+    for (std::size_t first_row = 0; first_row < row_count(); first_row += kLanes) {
+      for (std::size_t group = 0; group < groups; ++group) {
+        exponents = std::copy_n(given + first_row, kLanes, exponents);
       }
     }
-    exponents = model.importance->Exponents(model.importance->Features(of_planes, tokens_behind),
-                                            rows, strength);
-  }
-  for (std::size_t b = begin; b < end; ++b) {
-    SetExponents(blocks[b].importance, (b - begin) * rows_of_block, groups, strength, exponents);
-  }
-  std::int8_t* to =
-      At<std::int8_t>(workspace->in(), input.exponents) + begin * rows_of_block * groups;
-  for (const std::vector<std::int32_t>& of_plane : exponents) {
-    std::transform(of_plane.begin(), of_plane.end(), to,
-                   [](std::int32_t exponent) { return static_cast<std::int8_t>(exponent); });
-    to += exponents_of_plane();
   }
 }
 
@@ -197,10 +188,7 @@ void EncodeBatch::Parts::Fill() const {
   }
   std::fill_n(At<std::uint32_t>(to, input.states), blocks.size() * kLanes, kRansStateMin);
   std::fill_n(At<std::uint16_t>(to, input.out_of_range), row_count(), kInRange);
-  const std::size_t at_once = std::max<std::size_t>(kEstimatedRows / rows_of_block, 1);
-  for (std::size_t b = 0; b < blocks.size(); b += at_once) {
-    FillExponents(b, std::min(b + at_once, blocks.size()));
-  }
+  FillExponents();
 }
 
 absl::Status EncodeBatch::Parts::AskForValues() {
@@ -216,6 +204,12 @@ absl::Status EncodeBatch::Parts::AskForValues() {
   BatchPlanes planes(model, work.memory, block_count(), device,
                      At<std::uint32_t>(device, input.first_positions),
                      At<std::int32_t>(device, input.table_entries), stream);
+  if (!profile.importance().empty()) {
+    planes.ChooseExponents(device + input.raw, At<std::uint32_t>(device, input.behind),
+                           At<std::int8_t>(device, input.given), Strength(),
+                           At<float>(device, work.features),
+                           At<std::int8_t>(device, input.exponents));
+  }
   std::size_t first_component = 0;
   for (std::uint32_t plane = 0; plane < profile.planes().size(); ++plane) {
     const DevicePlane& of = profile.planes()[plane];

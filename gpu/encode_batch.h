@@ -14,9 +14,9 @@
 namespace kvtrie::gpu {
 
 // Blocks on their way through a device, to be encoded. What the processor's encoder decides is
-// decided alike: which tokens are exact, the first token, sections. Step exponents are made here by
-// the processor, with ImportanceEstimator, where the profile has a model of importance; all else is
-// the device's. What the blocks point to, and the model, outlive it. Not thread-safe.
+// decided alike: which tokens are exact, the first token, sections; and step exponents, but where a
+// token lies so near the border of two that the roundings of sums and logarithms tell. What the
+// blocks point to, and the model, outlive it. Not thread-safe.
 class EncodeBatch {
  public:
   // About how much of a workspace's device memory each block takes.

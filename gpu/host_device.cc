@@ -132,6 +132,20 @@ class HostStream final : public DeviceStream {
     ForEach(args.prediction.row_count, args.plane.components,
             [&](auto row, auto component) { ResidualStep(args, row, component); });
   }
+  void Launch(const ReadRowsArgs& args) override {
+    ForEach(args.row_count, args.plane.components,
+            [&](auto row, auto component) { ReadRowsStep(args, row, component); });
+  }
+  void Launch(const ImportanceLayerArgs& args) override {
+    ForEach(args.row_count, args.heads * kImportanceItems,
+            [&](auto row, auto item) { ImportanceItemStep(args, row, item); });
+    ForEach(args.row_count, kImportanceItems,
+            [&](auto row, auto item) { ImportanceLogStep(args, row, item); });
+  }
+  void Launch(const ExponentsArgs& args) override {
+    ForEach(args.row_count, args.groups,
+            [&](auto row, auto group) { ExponentsStep(args, row, group); });
+  }
   void Launch(const DecodePlaneArgs& args) override {
     for (std::uint32_t block = 0; block < args.block_count; ++block) {
       HostDecodeTeam team(args, block);

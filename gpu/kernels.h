@@ -1,11 +1,13 @@
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "gpu/scalar_math.h"
 #include "gpu/symbol_math.h"
 #include "storage/codec/host_device_code.h"
+#include "storage/codec/importance_constants.h"
 #include "storage/codec/portable_math.h"
 #include "storage/codec/symbol_constants.h"
 
@@ -251,6 +253,155 @@ KV_HOST_DEVICE inline void ResidualStep(const ResidualArgs& args, std::uint32_t 
     residual = Turned(plane, row, component, 1.0f, at) - Predicted(args.prediction, row, component);
   }
   args.residual[std::size_t{row} * plane.components + component] = residual;
+}
+
+// Raw KV as rows, K before RoPE.
+struct ReadRowsArgs {
+  RawPlane plane;
+  float* rows = nullptr;  // [row][component], 0 behind a block's tokens
+  std::uint32_t row_count = 0;
+};
+KV_HOST_DEVICE inline void ReadRowsStep(const ReadRowsArgs& args, std::uint32_t row,
+                                        std::uint32_t component) {
+  const RawPlane& plane = args.plane;
+  const std::uint32_t token = row % plane.rows_of_block;
+  float x = 0;
+  if (token < plane.block_tokens) {
+    const RawReader at{plane.raw + row / plane.rows_of_block * plane.block_stride,
+                       std::size_t{token} * plane.components, plane.type};
+    x = Turned(plane, row, component, 1.0f, at);
+  }
+  args.rows[std::size_t{row} * plane.components + component] = x;
+}
+
+// The features of importance of one layer, as ImportanceEstimator has them: [row][feature], first
+// those of attention, [distance][all heads, each head], then those of energy, [K, V][all heads,
+// each head]. Heads that the layer has not are left as they are.
+inline constexpr std::uint32_t kImportanceItems = kImportanceDistanceCount + 2;  // of a head
+struct ImportanceLayerArgs {
+  const float* k_rows = nullptr;       // [row][component]
+  const float* v_rows = nullptr;       // likewise; null: the layer has no V
+  const float* matrix = nullptr;       // [KV head][column][k_head_dim], ScoreMatrix's columns
+  const float* normalizers = nullptr;  // [distance][query head]
+  float* features = nullptr;
+  std::uint32_t k_head_dim = 0;
+  std::uint32_t v_head_dim = 0;
+  std::uint32_t heads = 0;
+  std::uint32_t heads_max = 0;  // of any layer
+  std::uint32_t query_heads = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t row_count = 0;
+};
+KV_HOST_DEVICE inline std::uint32_t LayerFeatureCount(std::uint32_t heads_max) {
+  return kImportanceItems * (1 + heads_max);
+}
+// Of one head: the expected attention at one distance, or an energy, before their logarithms.
+KV_HOST_DEVICE inline void ImportanceItemStep(const ImportanceLayerArgs& args, std::uint32_t row,
+                                              std::uint32_t head_item) {
+  const std::uint32_t head = head_item / kImportanceItems;
+  const std::uint32_t item = head_item % kImportanceItems;
+  float result = 0;
+  if (item < kImportanceDistanceCount) {
+    const std::uint32_t dim = args.k_head_dim;
+    const std::uint32_t queries = args.query_heads / args.heads;
+    const std::uint32_t columns = queries * (1 + args.rank);  // of a distance
+    const float* const k = args.k_rows + (std::size_t{row} * args.heads + head) * dim;
+    const float* column =
+        args.matrix + (std::size_t{head} * kImportanceDistanceCount + item) * columns * dim;
+    for (std::uint32_t q = 0; q < queries; ++q) {
+      float score = 0;
+      for (std::uint32_t r = 0; r < 1 + args.rank; ++r, column += dim) {
+        float product = 0;
+        for (std::uint32_t i = 0; i < dim; ++i) product += k[i] * column[i];
+        score += r == 0 ? product - args.normalizers[item * args.query_heads + head * queries + q]
+                        : product * product;
+      }
+      score = score < kScoreMin ? kScoreMin : score;
+      result += std::exp(score > kScoreMax ? kScoreMax : score);
+    }
+  } else {
+    const bool is_v = item != kImportanceDistanceCount;
+    const float* const rows = is_v ? args.v_rows : args.k_rows;
+    const std::uint32_t dim = is_v ? args.v_head_dim : args.k_head_dim;
+    for (std::uint32_t i = 0; rows != nullptr && i < dim; ++i) {
+      const float x = rows[(std::size_t{row} * args.heads + head) * dim + i];
+      result += x * x;
+    }
+  }
+  args.features[std::size_t{row} * LayerFeatureCount(args.heads_max) + item * (1 + args.heads_max) +
+                1 + head] = result;
+}
+// Of one item: the sum over heads, and the logarithms.
+KV_HOST_DEVICE inline void ImportanceLogStep(const ImportanceLayerArgs& args, std::uint32_t row,
+                                             std::uint32_t item) {
+  float* const of_item = args.features + std::size_t{row} * LayerFeatureCount(args.heads_max) +
+                         item * (1 + args.heads_max);
+  const bool is_attention = item < kImportanceDistanceCount;
+  const bool is_there = item != kImportanceItems - 1 || args.v_rows != nullptr;
+  const float floor = is_attention ? kAttentionFloor : kEnergyFloor;
+  float sum = 0;
+  for (std::uint32_t head = 0; head < args.heads; ++head) {
+    float& own = of_item[1 + head];
+    sum += own;
+    const float mean = is_attention ? own / static_cast<float>(args.query_heads / args.heads) : own;
+    own = is_there ? std::log(mean + floor) : 0.0f;
+  }
+  of_item[0] = std::log((is_attention ? sum / static_cast<float>(args.query_heads) : sum) + floor);
+}
+
+// Step exponents of one plane, from the features of all layers.
+struct ExponentsArgs {
+  const float* features = nullptr;        // [layer][row][feature]
+  const float* weights = nullptr;         // [group][feature], as ImportanceModel has them
+  const std::uint32_t* behind = nullptr;  // [row] tokens
+  const std::int8_t* given = nullptr;     // [row] an exponent, or kNoExponent
+  std::int8_t* exponents = nullptr;       // [row / 16][group][row % 16]
+  float strength = 0;
+  std::uint32_t layer = 0;
+  std::uint32_t layer_count = 0;
+  std::uint32_t heads_max = 0;
+  std::uint32_t groups = 0;
+  std::uint32_t row_count = 0;
+};
+inline constexpr std::int8_t kNoExponent = 127;
+KV_HOST_DEVICE inline void ExponentsStep(const ExponentsArgs& args, std::uint32_t row,
+                                         std::uint32_t group) {
+  const std::uint32_t own_count = LayerFeatureCount(args.heads_max);
+  const std::uint32_t shared_count = kImportanceDistanceCount * (1 + args.heads_max);
+  const auto of_layer = [&](std::uint32_t layer) {
+    return args.features + (std::size_t{layer} * args.row_count + row) * own_count;
+  };
+  std::int8_t exponent = args.given[row];
+  if (exponent == kNoExponent) {
+    const float* weight = args.weights + std::size_t{group} * (own_count + 3 * shared_count + 3);
+    float log_importance = 0;
+    const float* const own = of_layer(args.layer);
+    for (std::uint32_t f = 0; f < own_count; ++f) log_importance += *weight++ * own[f];
+    for (std::uint32_t f = 0; f < shared_count; ++f) {
+      float mean = 0;
+      for (std::uint32_t layer = 0; layer < args.layer_count; ++layer) {
+        mean += of_layer(layer)[f] / static_cast<float>(args.layer_count);
+      }
+      log_importance += *weight++ * mean;
+    }
+    const float* const below = of_layer(args.layer == 0 ? 0 : args.layer - 1);
+    for (std::uint32_t f = 0; f < shared_count; ++f) log_importance += *weight++ * below[f];
+    const float* const above =
+        of_layer(args.layer + 1 < args.layer_count ? args.layer + 1 : args.layer_count - 1);
+    for (std::uint32_t f = 0; f < shared_count; ++f) log_importance += *weight++ * above[f];
+    const float behind = std::log(static_cast<float>(args.behind[row] < 1 ? 1 : args.behind[row]));
+    log_importance += *weight++ * behind;
+    log_importance += *weight++ * (behind * behind);
+    log_importance += *weight;
+    constexpr auto kMost = static_cast<float>(kExponentMax);
+    // A number that is none is the least important.
+    float quarters = 2 * args.strength * log_importance / 0.693147182f;  // float32 of ln 2
+    quarters = quarters > -kMost ? quarters : -kMost;
+    quarters = quarters < kMost ? quarters : kMost;
+    exponent = static_cast<std::int8_t>(std::rint(quarters));
+  }
+  args.exponents[(std::size_t{row} / kLanes * args.groups + group) * kLanes + row % kLanes] =
+      exponent;
 }
 
 // The part of a profile that chooses symbols, for one plane at one level.

@@ -143,7 +143,6 @@ TEST(DecodeBatchTest, WhatABlockTakesIsKnown) {
                              .pairing = spec.rope.pairing,
                              .codec = MakeCodec(spec, profile),
                              .profile = *DeviceProfile::Upload(*device, spec, profile),
-                             .importance = nullptr,
                              .raw_kv = RawKv(KvGeometry(spec), spec.rope)};
   EXPECT_GT(DecodeBatch::DeviceBytesOfBlock(model), model.geometry.raw_block_bytes());
 }

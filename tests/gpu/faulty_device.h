@@ -68,6 +68,9 @@ class FaultyDevice final : public Device {
     void Launch(const GatherArgs& args) override { Do(args); }
     void Launch(const RestoreRowsArgs& args) override { Do(args); }
     void Launch(const ResidualArgs& args) override { Do(args); }
+    void Launch(const ReadRowsArgs& args) override { Do(args); }
+    void Launch(const ImportanceLayerArgs& args) override { Do(args); }
+    void Launch(const ExponentsArgs& args) override { Do(args); }
     void Launch(const DecodePlaneArgs& args) override { Do(args); }
     void Launch(const QuantizePlaneArgs& args) override { Do(args); }
     void Launch(const EncodePlaneArgs& args) override { Do(args); }

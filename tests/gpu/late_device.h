@@ -70,6 +70,9 @@ class LateDevice final : public Device {
     void Launch(const GatherArgs& args) override { AskFor(args); }
     void Launch(const RestoreRowsArgs& args) override { AskFor(args); }
     void Launch(const ResidualArgs& args) override { AskFor(args); }
+    void Launch(const ReadRowsArgs& args) override { AskFor(args); }
+    void Launch(const ImportanceLayerArgs& args) override { AskFor(args); }
+    void Launch(const ExponentsArgs& args) override { AskFor(args); }
     void Launch(const DecodePlaneArgs& args) override { AskFor(args); }
     void Launch(const QuantizePlaneArgs& args) override { AskFor(args); }
     void Launch(const EncodePlaneArgs& args) override { AskFor(args); }
