@@ -139,8 +139,9 @@ void BatchPlanes::ChooseExponents(std::byte* raw, const std::uint32_t* behind,
   const KvGeometry& geometry = model_.geometry;
   const std::span<const DevicePlane> planes = profile.planes();
   const std::size_t of_layer = std::size_t{row_count_} * LayerFeatureCount(profile.heads_max());
+  float* const mean = features + geometry.layer_count() * of_layer;
   // Of heads that a layer has not.
-  stream_.Zero(features, geometry.layer_count() * of_layer * sizeof(float));
+  stream_.Zero(features, (geometry.layer_count() + 1) * of_layer * sizeof(float));
   const auto read = [&](std::uint32_t plane, float* to) {
     const PlaneShape& shape = planes[plane].shape;
     ReadRowsArgs args;
@@ -162,6 +163,8 @@ void BatchPlanes::ChooseExponents(std::byte* raw, const std::uint32_t* behind,
     args.matrix = profile.importance()[k.layer].matrix;
     args.normalizers = profile.importance()[k.layer].normalizers;
     args.features = features + k.layer * of_layer;
+    args.mean = mean;
+    args.layer_count = geometry.layer_count();
     args.k_head_dim = k.head_dim;
     args.v_head_dim = has_v ? planes[plane + 1].shape.head_dim : 0;
     args.heads = k.heads;
@@ -174,6 +177,7 @@ void BatchPlanes::ChooseExponents(std::byte* raw, const std::uint32_t* behind,
   for (std::uint32_t plane = 0; plane < planes.size(); ++plane) {
     ExponentsArgs args;
     args.features = features;
+    args.mean = mean;
     args.weights = planes[plane].importance_weights;
     args.behind = behind;
     args.given = given;

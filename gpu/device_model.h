@@ -62,7 +62,8 @@ class BatchPlanes {
 
   // The step exponents of all planes, [plane][row / 16][group][row % 16], from raw KV that lies
   // block by block from `raw` on. behind: [row], given: [row], as ExponentsArgs has them; features:
-  // [layer][row][feature]. Uses rows() and values(0). REQUIRES: the profile has exponent groups.
+  // [layer + 1][row][feature]. Uses rows() and values(0). REQUIRES: the profile has exponent
+  // groups.
   void ChooseExponents(std::byte* raw, const std::uint32_t* behind, const std::int8_t* given,
                        float strength, float* features, std::int8_t* exponents);
 

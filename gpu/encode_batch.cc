@@ -67,10 +67,15 @@ struct Work {
         packed(layout.Add<std::uint32_t>(RowsOf(model, block_count) *
                                          model.profile->component_count())),
         words(layout.Add<std::uint16_t>(block_count * WordsOfBlock(model))),
-        features(layout.Add<float>(model.profile->importance().size() * RowsOf(model, block_count) *
-                                   LayerFeatureCount(model.profile->heads_max()))),
+        features(layout.Add<float>(FeaturesOf(model, block_count))),
         memory(model, block_count, layout) {}
 
+  static std::size_t FeaturesOf(const DeviceModel& model, std::uint32_t block_count) {
+    const std::size_t layers = model.profile->importance().size();
+    if (layers == 0) return 0;
+    return (layers + 1) * RowsOf(model, block_count) *
+           LayerFeatureCount(model.profile->heads_max());
+  }
   static std::size_t RowsOf(const DeviceModel& model, std::uint32_t block_count) {
     return std::size_t{block_count} * model.rows_of_block();
   }

@@ -284,6 +284,8 @@ struct ImportanceLayerArgs {
   const float* matrix = nullptr;       // [KV head][column][k_head_dim], ScoreMatrix's columns
   const float* normalizers = nullptr;  // [distance][query head]
   float* features = nullptr;
+  float* mean = nullptr;  // [row][feature of attention] over layers, which add to it one by one
+  std::uint32_t layer_count = 0;
   std::uint32_t k_head_dim = 0;
   std::uint32_t v_head_dim = 0;
   std::uint32_t heads = 0;
@@ -347,11 +349,18 @@ KV_HOST_DEVICE inline void ImportanceLogStep(const ImportanceLayerArgs& args, st
     own = is_there ? std::log(mean + floor) : 0.0f;
   }
   of_item[0] = std::log((is_attention ? sum / static_cast<float>(args.query_heads) : sum) + floor);
+  if (!is_attention) return;
+  float* const mean =
+      args.mean + (std::size_t{row} * kImportanceDistanceCount + item) * (1 + args.heads_max);
+  for (std::uint32_t i = 0; i < 1 + args.heads_max; ++i) {
+    mean[i] += of_item[i] / static_cast<float>(args.layer_count);
+  }
 }
 
 // Step exponents of one plane, from the features of all layers.
 struct ExponentsArgs {
   const float* features = nullptr;        // [layer][row][feature]
+  const float* mean = nullptr;            // [row][feature of attention]
   const float* weights = nullptr;         // [group][feature], as ImportanceModel has them
   const std::uint32_t* behind = nullptr;  // [row] tokens
   const std::int8_t* given = nullptr;     // [row] an exponent, or kNoExponent
@@ -377,13 +386,8 @@ KV_HOST_DEVICE inline void ExponentsStep(const ExponentsArgs& args, std::uint32_
     float log_importance = 0;
     const float* const own = of_layer(args.layer);
     for (std::uint32_t f = 0; f < own_count; ++f) log_importance += *weight++ * own[f];
-    for (std::uint32_t f = 0; f < shared_count; ++f) {
-      float mean = 0;
-      for (std::uint32_t layer = 0; layer < args.layer_count; ++layer) {
-        mean += of_layer(layer)[f] / static_cast<float>(args.layer_count);
-      }
-      log_importance += *weight++ * mean;
-    }
+    const float* const mean = args.mean + std::size_t{row} * shared_count;
+    for (std::uint32_t f = 0; f < shared_count; ++f) log_importance += *weight++ * mean[f];
     const float* const below = of_layer(args.layer == 0 ? 0 : args.layer - 1);
     for (std::uint32_t f = 0; f < shared_count; ++f) log_importance += *weight++ * below[f];
     const float* const above =

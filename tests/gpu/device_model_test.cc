@@ -113,7 +113,7 @@ TEST(BatchPlanesTest, ChoosesTheExponentsOfTheEstimator) {
     const std::size_t given_at = layout.Add<std::int8_t>(kRows);
     const std::size_t exponents_at = layout.Add<std::int8_t>(planes_count * kRows);
     const std::size_t features_at =
-        layout.Add<float>(geometry.layer_count() * kRows * LayerFeatureCount(4));
+        layout.Add<float>((geometry.layer_count() + 1) * kRows * LayerFeatureCount(4));
     const std::size_t raw_at = layout.Add(3 * geometry.raw_block_bytes());
     const BatchMemory memory(model, 3, layout);
     const DeviceMemory bytes = *DeviceMemory::Of(*device, layout.bytes());
