@@ -71,6 +71,10 @@ WITHOUT_OWN_TEST = {
     "server/process_main.cc": "tests/model/main_job_test.py",
     "server/server_main.cc": "tests/model/main_job_test.py",
     "server/worker/worker_main.cc": "tests/client/worker_backend_test.cc",
+    # Need a device, where all of it is tested as one; without CUDA, all there is is a message.
+    "gpu/cuda_kernels.cu": "tests/gpu/cuda_device_test.cc",
+    "gpu/cuda_products.cc": "tests/gpu/cuda_device_test.cc",
+    "gpu/no_cuda_device.cc": "tests/gpu/backends_test.cc",
     # One source, built for each instruction set.
     "storage/codec/codec_kernels_*.cc": "tests/storage/codec/codec_kernels_test.cc",
     # Parts of the engine's class.
@@ -107,7 +111,8 @@ def _files():
     for folder, folders, names in os.walk(ROOT):
         folders[:] = sorted(name for name in folders
                             if name not in (".git", "build", "__pycache__", ".pytest_cache", ".cache"))
-        found += [(pathlib.Path(folder) / name).relative_to(ROOT) for name in sorted(names)]
+        # Of a worktree, .git is a file, which says where the repository is.
+        found += [(pathlib.Path(folder) / name).relative_to(ROOT) for name in sorted(names) if name != ".git"]
     return found
 
 

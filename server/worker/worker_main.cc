@@ -5,8 +5,10 @@
 #include <memory>
 #include <span>
 
+#include "gpu/backends.h"
 #include "server/log.h"
 #include "server/process_main.h"
+#include "server/status_translation.h"
 #include "server/worker/kv_worker.h"
 #include "server/worker/worker_config.h"
 
@@ -19,14 +21,9 @@ const char* const malloc_conf = "lg_extent_max_active_fit:40,dirty_decay_ms:6000
 namespace kvtrie {
 namespace {
 
-absl::StatusOr<std::unique_ptr<const CodecBackend>> MakeBackend(const std::string& name) {
-  if (name != "cuda") return CpuBackend();
-  return absl::UnavailableError("--backend=cuda: this build has no CUDA");
-}
-
 absl::StatusOr<StartedProcess> Start(const WorkerConfig& config) {
-  auto backend = MakeBackend(config.backend);
-  if (!backend.ok()) return backend.status();
+  auto backend = gpu::MakeBackend(config.backend);
+  if (!backend.ok()) return Within("--backend: ", backend.status());
   auto started = KvWorker::Start(config, *std::move(backend));
   if (!started.ok()) return started.status();
   std::shared_ptr<KvWorker> worker = *std::move(started);

@@ -10,12 +10,6 @@ namespace {
 
 constexpr std::size_t kDistances = std::size(kImportanceDistances);
 
-// Scores are bounded, so that no exponential overflows, and logs start above their noise.
-constexpr float kScoreMin = -15;
-constexpr float kScoreMax = 12;
-constexpr float kAttentionFloor = 1e-4f;
-constexpr float kEnergyFloor = 1e-6f;
-
 constexpr std::uint32_t kQueryHeadsMax = 1024;
 
 // Heads of the layer with the most, for which there are features; other layers leave theirs zero.
@@ -64,6 +58,24 @@ std::int32_t ExponentOfLog(float log_importance, float strength) {
 
 std::int32_t ExponentOf(float importance, float strength) {
   return importance > 0 ? ExponentOfLog(std::log(importance), strength) : 0;
+}
+
+void SetExponents(std::span<const float> importance, std::size_t first_row,
+                  std::uint32_t group_count, float strength,
+                  std::vector<std::vector<std::int32_t>>& exponents) {
+  for (std::size_t t = 0; t < importance.size(); ++t) {
+    const std::int32_t exponent = ExponentOf(importance[t], strength);
+    const std::size_t row = first_row + t;
+    for (std::vector<std::int32_t>& of_plane : exponents) {
+      for (std::size_t group = 0; group < group_count; ++group) {
+        of_plane[(row / kLanes * group_count + group) * kLanes + row % kLanes] = exponent;
+      }
+    }
+  }
+}
+
+std::uint32_t TokensBehind(std::uint32_t position, std::uint32_t session_tokens) {
+  return session_tokens > position ? session_tokens - position : 1;
 }
 
 std::vector<RopePairs> RopePairs::OfLayers(const ModelSpec& spec) {
@@ -130,42 +142,54 @@ std::size_t ImportanceFeatureCount(std::span<const PlaneShape> planes) {
   return FeatureCount(HeadsMax(planes));
 }
 
+std::vector<float> ScoreMatrix(const ResidualProfile& profile, const RopePairs& rope,
+                               std::uint32_t layer, std::uint32_t head) {
+  const ImportanceModel& model = profile.importance;
+  const std::size_t rank = model.covariance_rank;
+  const float* mean = model.query_means.data();
+  const float* factor = model.query_factors.data();
+  const PlaneShape* k = nullptr;
+  for (const PlaneShape& plane : profile.planes) {
+    if (plane.is_v) continue;
+    k = &plane;
+    if (plane.layer == layer) break;
+    mean += model.query_heads * plane.head_dim;
+    factor += model.query_heads * rank * plane.head_dim;
+  }
+  const std::size_t dim = k->head_dim;
+  const std::size_t queries = model.query_heads / k->heads;  // that read one KV head
+  const float scale = 1 / std::sqrt(static_cast<float>(dim));
+  const std::size_t columns = kDistances * queries * (1 + rank);
+  std::vector<float> matrix(dim * columns);
+  std::size_t column = 0;
+  std::vector<float> turned(dim);
+  for (const std::uint32_t distance : kImportanceDistances) {
+    for (std::size_t q = 0; q < queries; ++q) {
+      const std::size_t query = head * queries + q;
+      for (std::size_t r = 0; r < 1 + rank; ++r, ++column) {
+        const float* const from =
+            r == 0 ? mean + query * dim : factor + (query * rank + r - 1) * dim;
+        std::copy_n(from, dim, turned.begin());
+        Turn(turned, rope, distance);
+        // A factor's square is halved, as the exponent of a normal distribution says.
+        const float weight = r == 0 ? scale : scale * std::sqrt(0.5f);
+        for (std::size_t i = 0; i < dim; ++i) matrix[i * columns + column] = turned[i] * weight;
+      }
+    }
+  }
+  return matrix;
+}
+
 ImportanceEstimator::ImportanceEstimator(const ResidualProfile& profile,
                                          std::span<const RopePairs> rope)
     : planes_(profile.planes), group_count_(profile.group_count), model_(profile.importance) {
-  const std::size_t rank = model_.covariance_rank;
-  const float* mean = model_.query_means.data();
-  const float* factor = model_.query_factors.data();
   for (const PlaneShape& plane : planes_) {
     if (plane.is_v) continue;
-    const std::size_t dim = plane.head_dim;
-    const std::size_t queries = model_.query_heads / plane.heads;  // that read one KV head
-    const float scale = 1 / std::sqrt(static_cast<float>(dim));
     std::vector<FloatProduct>& heads = layers_.emplace_back();
-    for (std::size_t head = 0; head < plane.heads; ++head) {
-      // Columns: for each distance and query head its mean, then its factors.
-      const std::size_t columns = kDistances * queries * (1 + rank);
-      std::vector<float> matrix(dim * columns);
-      std::size_t column = 0;
-      std::vector<float> turned(dim);
-      for (const std::uint32_t distance : kImportanceDistances) {
-        for (std::size_t q = 0; q < queries; ++q) {
-          const std::size_t query = head * queries + q;
-          for (std::size_t r = 0; r < 1 + rank; ++r, ++column) {
-            const float* const from =
-                r == 0 ? mean + query * dim : factor + (query * rank + r - 1) * dim;
-            std::copy_n(from, dim, turned.begin());
-            Turn(turned, rope[plane.layer], distance);
-            // A factor's square is halved, as the exponent of a normal distribution says.
-            const float weight = r == 0 ? scale : scale * std::sqrt(0.5f);
-            for (std::size_t i = 0; i < dim; ++i) matrix[i * columns + column] = turned[i] * weight;
-          }
-        }
-      }
-      heads.emplace_back(dim, columns, matrix);
+    for (std::uint32_t head = 0; head < plane.heads; ++head) {
+      const std::vector<float> matrix = ScoreMatrix(profile, rope[plane.layer], plane.layer, head);
+      heads.emplace_back(plane.head_dim, matrix.size() / plane.head_dim, matrix);
     }
-    mean += model_.query_heads * dim;
-    factor += model_.query_heads * rank * dim;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "storage/codec/importance_constants.h"
 #include "storage/codec/matrix_product.h"
 #include "storage/codec/residual_profile.h"
 #include "storage/kv/model_spec.h"
@@ -22,7 +23,6 @@ namespace kvtrie {
 //
 // Beside the token it looks only at how many tokens of the session come behind it, as far as they
 // are known when it is coded: recent tokens are attended to more.
-inline constexpr std::uint32_t kImportanceDistances[] = {4, 16, 64, 256, 1024};
 
 struct ImportanceSizes {
   std::size_t query_means = 0;
@@ -53,6 +53,22 @@ struct RopePairs {
 // average one: quarter octaves of the step, which goes with the root of the importance. 0 where
 // `importance` is no number above 0.
 std::int32_t ExponentOf(float importance, float strength);
+
+// The same for the tokens of a block, whose first is row `first_row`, in the place of what stands
+// there: [plane][row / 16][group][row % 16].
+void SetExponents(std::span<const float> importance, std::size_t first_row,
+                  std::uint32_t group_count, float strength,
+                  std::vector<std::vector<std::int32_t>>& exponents);
+
+// Of each token of a block, how many of the session are behind it, as far as they are known; itself
+// included.
+std::uint32_t TokensBehind(std::uint32_t position, std::uint32_t session_tokens);
+
+// What makes scores of one KV head's K, [k_head_dim][column]: for each distance and query head that
+// reads it a product with the mean, then those with the factors, whose squares are added.
+// REQUIRES: the profile is consistent, its model has query heads; `rope` is of this layer.
+std::vector<float> ScoreMatrix(const ResidualProfile& profile, const RopePairs& rope,
+                               std::uint32_t layer, std::uint32_t head);
 
 // Immutable, thread-safe.
 class ImportanceEstimator {

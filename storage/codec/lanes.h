@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "storage/codec/symbol_constants.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -33,12 +35,6 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace kvtrie {
-
-inline constexpr std::size_t kLanes = 16;
-
-// Bit i belongs to lane i.
-using LaneMask = std::uint16_t;
-inline constexpr LaneMask kAllLanes = 0xFFFF;
 
 inline namespace KV_LANES_NAMESPACE {
 

@@ -15,7 +15,29 @@ using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 
 constexpr int kCodeOfZero = 128;
 
+// [value][component]
+Matrix BasisOf(const PlaneProfile& of, std::size_t block_components, std::uint32_t block) {
+  const std::size_t first = block * block_components;
+  Matrix basis(block_components, block_components);
+  for (std::size_t v = 0; v < block_components; ++v) {
+    for (std::size_t c = 0; c < block_components; ++c) {
+      basis(static_cast<Eigen::Index>(v), static_cast<Eigen::Index>(c)) =
+          of.basis_scales[first + v] *
+          static_cast<float>(of.basis[(first + v) * block_components + c]);
+    }
+  }
+  return basis;
+}
+
 }  // namespace
+
+std::vector<float> AnalysisMatrix(const ResidualProfile& profile, std::uint32_t plane,
+                                  std::uint32_t block) {
+  const PlaneProfile& of = profile.plane_profiles[plane];
+  const Matrix analysis =
+      BasisOf(of, profile.planes[plane].components() / of.block_count, block).inverse();
+  return {analysis.data(), analysis.data() + analysis.size()};
+}
 
 void RestoredCodes::Add(std::uint32_t plane, const PlaneProfile& profile, const PlaneShape& shape,
                         std::span<const float> rows) {
@@ -62,14 +84,7 @@ PlaneTransform::PlaneTransform(const ResidualProfile& profile, std::uint32_t pla
       block.predict.emplace_back(in, block_components_,
                                  std::span(of.weights).subspan(first * in, block_components_ * in));
     }
-    Matrix basis(block_components_, block_components_);
-    for (std::size_t v = 0; v < block_components_; ++v) {
-      for (std::size_t c = 0; c < block_components_; ++c) {
-        basis(static_cast<Eigen::Index>(v), static_cast<Eigen::Index>(c)) =
-            of.basis_scales[first + v] *
-            static_cast<float>(of.basis[(first + v) * block_components_ + c]);
-      }
-    }
+    const Matrix basis = BasisOf(of, block_components_, b);
     block.basis.assign(basis.data(), basis.data() + basis.size());
     const Matrix analysis = basis.inverse();
     block.analyze.emplace_back(

@@ -30,6 +30,11 @@ class RestoredCodes {
   std::size_t row_count_;
 };
 
+// What makes values of a residual, [component][value] of one block of a plane: the inverse of its
+// basis. Differs in last bits between machines. REQUIRES: the profile is consistent.
+std::vector<float> AnalysisMatrix(const ResidualProfile& profile, std::uint32_t plane,
+                                  std::uint32_t block);
+
 // The matrices of one plane, packed to be run. Rows are [row][component], values [row][value] (as
 // many), in units of the profile's metric. Immutable, thread-safe.
 class PlaneTransform {

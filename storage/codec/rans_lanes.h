@@ -14,14 +14,8 @@
 
 namespace kvtrie {
 
-// A frequency is a share of 2^12.
-inline constexpr unsigned kRansFrequencyBits = 12;
-inline constexpr std::uint32_t kRansFrequencySum = 1u << kRansFrequencyBits;
-// A state lies in [2^16, 2^32); a lane starts to encode, and ends to decode, with the least one.
-inline constexpr std::uint32_t kRansStateMin = 1u << 16;
 inline constexpr std::size_t kRansTableSlots = kRansFrequencySum;
 inline constexpr std::size_t kRansTableSymbols = 256;
-inline constexpr std::size_t kRansStateBytes = 4 * kLanes;
 
 // What RansTables::decode() holds for a slot: the symbol in the low 8 bits, then slot minus the
 // symbol's first slot, then the symbol's frequency minus 1 (12 bits each).

@@ -44,6 +44,9 @@ class RawKv {
   // does is not known: with a scaling rule, a theta of 0, or dimensions that do not pair up. K rows
   // are what the engine gave then.
   bool unrotates_k(std::uint32_t layer) const;
+  // How many pairs of dimensions of each head it turns; 0 where it turns none. Pair i turns by
+  // PortableInversePower(theta, i / pairs) per position.
+  std::uint32_t rotated_pairs(std::uint32_t layer) const { return rotations_[layer].pair_count; }
 
   // For the block whose first token has this position. Costs some 50 ns per pair and token, so it
   // is made once for all layers. Angles are computed in double precision, to the same bits on every

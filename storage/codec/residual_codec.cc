@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/byte_order.h"
-#include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
 #include "storage/codec/residual_state.h"
 
@@ -170,8 +169,6 @@ bool ResidualCodec::State::IsInCells(std::uint32_t plane, std::size_t component,
   return field - (cell_exponents[plane][component] + exact_format->bias) <= 20;
 }
 
-std::uint32_t TokensCrc(std::span<const TokenId> tokens) { return Crc32c(std::as_bytes(tokens)); }
-
 void BatchedBlock::StartCoding() {
   const auto move = [](std::size_t t, std::vector<LaneMask>* from, std::vector<LaneMask>* to) {
     const auto lane = static_cast<LaneMask>(1u << t % kLanes);
@@ -226,10 +223,6 @@ void ToLanes(const float* rows, std::size_t components, std::span<float> lanes) 
   }
 }
 
-std::size_t TokenBytes(const KvGeometry& geometry) {
-  return geometry.raw_block_bytes() / geometry.block_tokens();
-}
-
 absl::StatusOr<std::unique_ptr<const ResidualCodec>> ResidualCodec::Create(
     const ModelSpec& spec, const ProfileId& id, const ResidualProfile& profile) {
   auto state = std::make_unique<State>(spec, id, profile);
@@ -241,6 +234,7 @@ ResidualCodec::ResidualCodec(std::unique_ptr<const State> state) : state_(std::m
 ResidualCodec::~ResidualCodec() = default;
 
 const ProfileId& ResidualCodec::id() const { return state_->id; }
+const ResidualProfile& ResidualCodec::profile() const { return state_->profile; }
 bool ResidualCodec::HasLevel(Quality quality) const {
   return state_->FindLevel(quality) != nullptr;
 }

@@ -88,6 +88,7 @@ class ResidualCodec {
   ~ResidualCodec();
 
   const ProfileId& id() const;
+  const ResidualProfile& profile() const;
   // Whether there is a level of this quality.
   bool HasLevel(Quality quality) const;
   // Whether the profile says how differences to references are coded. Without, references are left

@@ -4,23 +4,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "storage/base/byte_reader.h"
 #include "storage/base/check.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
 #include "storage/codec/codec_kernels.h"
-#include "storage/codec/frame.h"
 #include "storage/codec/residual_state.h"
 
 namespace kvtrie {
-namespace {
-
-absl::Status Damaged(absl::string_view what) {
-  return absl::DataLossError(absl::StrCat("residual frame: ", what));
-}
-
-}  // namespace
-
 struct ResidualCodec::Decoder::Run {
   struct Coded : BatchedBlock {
     BlockToDecode block;
@@ -93,89 +83,28 @@ absl::Status ResidualCodec::Decoder::Run::OpenReferences(const ReferenceTable& t
 }
 
 absl::Status ResidualCodec::Decoder::Run::Open(Coded& to, KvDigests& digests) const {
-  const KvGeometry& geometry = state->geometry;
   const BlockToDecode& block = to.block;
-  KV_CHECK(block.tokens.size() == geometry.block_tokens());
-  KV_CHECK(block.raw.size() == geometry.raw_block_bytes());
-  KV_CHECK(!block.section_bytes.empty());
-  std::size_t section_bytes = 0;
-  for (const std::uint32_t bytes : block.section_bytes) section_bytes += bytes;
-  if (section_bytes != block.body.size()) return Damaged("sections do not cover the body");
-  if (block.section_bytes[0] < kFrameBindingBytes) return Damaged("too short");
-
   to.levels[kWhole] = state->FindLevel(block.quality);
-  if (to.levels[kWhole] == nullptr) return Damaged("its profile has no such level");
+  if (to.levels[kWhole] == nullptr) return DamagedBody("its profile has no such level");
   if (block.is_referenced) {
-    if (block.quality == Quality::kExact) return Damaged("exact, but coded against references");
+    if (block.quality == Quality::kExact) return DamagedBody("exact, but coded against references");
     if (state->differences == nullptr) {
-      return Damaged("coded against references, of which its profile knows nothing");
+      return DamagedBody("coded against references, of which its profile knows nothing");
     }
     to.levels[kDifference] = state->differences->FindLevel(block.quality);
   }
-  const FrameBinding binding = ReadFrameBinding(block.body);
-  if (binding.profile != state->id) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("residual frame: made with profile ", binding.profile.ToHex()));
-  }
-  if (binding.tokens_crc32c != TokensCrc(block.tokens)) {
-    return absl::InvalidArgumentError("residual frame: made for other tokens");
-  }
-  to.angles = state->raw_kv.AnglesAt(binding.first_position);
-
-  // All of this lies in the first section.
-  ByteReader reader(
-      AsText(block.body.subspan(kFrameBindingBytes, block.section_bytes[0] - kFrameBindingBytes)));
-  const auto flags = reader.Read<std::uint8_t>();
-  const auto zero = reader.Read<std::uint8_t>();
-  const std::size_t exact_count = reader.Read<std::uint16_t>();
-  const std::size_t section_count = reader.Read<std::uint16_t>();
-  if ((flags & ~kFirstTokenFromProfile) != 0 || zero != 0) return Damaged("reserved bits");
-  if (section_count != block.section_bytes.size()) return Damaged("sections");
-  std::uint16_t layers = 0;
-  for (std::size_t i = 0; i < section_count; ++i) {
-    to.layers_of_section.push_back(reader.Read<std::uint16_t>());
-    if (to.layers_of_section.back() < layers) return Damaged("layers of a section");
-    layers = to.layers_of_section.back();
-  }
-  if (layers != geometry.layer_count()) return Damaged("layers of the last section");
-  for (std::uint32_t i = 0; i < geometry.layer_count() && block.quality == Quality::kExact; ++i) {
-    to.raw_crcs.push_back(reader.Read<std::uint32_t>());
-  }
-  ReferenceTable table;
-  if (block.is_referenced) {
-    KV_ASSIGN_OR_RETURN(table, ReferenceTable::Read(reader, geometry.block_tokens()));
-  }
-  if (exact_count > geometry.block_tokens()) return Damaged("exact tokens");
-  for (std::size_t i = 0; i < exact_count; ++i) {
-    const auto token = reader.Read<std::uint16_t>();
-    if (token >= geometry.block_tokens() || (i > 0 && token <= to.exact.back())) {
-      return Damaged("exact tokens");
-    }
-    to.exact.push_back(token);
-  }
-  const auto exact_bytes = reader.ReadBytes(exact_count * TokenBytes(geometry));
-  if (!reader.ok()) return Damaged("the first section is too short");
-  to.exact_bytes = exact_bytes.data();
-
-  to.first_from_profile = (flags & kFirstTokenFromProfile) != 0;
-  if (to.first_from_profile && (!state->profile.has_first_token || binding.first_position != 0 ||
-                                block.tokens[0] != state->profile.first_token ||
-                                (!to.exact.empty() && to.exact.front() == 0))) {
-    return Damaged("no first token of the profile");
-  }
-  for (const ReferenceRun& run : table.runs) {
-    const auto exact_token = std::lower_bound(to.exact.begin(), to.exact.end(), run.first_token);
-    if ((to.first_from_profile && run.first_token == 0) ||
-        (exact_token != to.exact.end() && *exact_token < run.first_token + run.token_count)) {
-      return Damaged("a token of a run comes from elsewhere too");
-    }
-  }
-  if (block.is_referenced) KV_RETURN_IF_ERROR(OpenReferences(table, to, digests));
+  KV_ASSIGN_OR_RETURN(ResidualBody body,
+                      ReadResidualBody(state->geometry, state->id, state->profile, block));
+  to.angles = state->raw_kv.AnglesAt(body.first_position);
+  to.layers_of_section = std::move(body.layers_of_section);
+  to.raw_crcs = std::move(body.raw_crcs);
+  to.exact = std::move(body.exact);
+  to.exact_bytes = body.exact_rows.data();
+  to.first_from_profile = body.first_from_profile;
+  if (block.is_referenced) KV_RETURN_IF_ERROR(OpenReferences(body.references, to, digests));
   to.StartCoding();
-  const std::size_t at = block.section_bytes[0] - reader.remaining_bytes();
-  const auto entropy = block.body.subspan(at);
-  Kernels().residual_start(reinterpret_cast<const std::uint8_t*>(entropy.data()), entropy.size(),
-                           &to.entropy);
+  Kernels().residual_start(reinterpret_cast<const std::uint8_t*>(body.symbols.data()),
+                           body.symbols.size(), &to.entropy);
   return absl::OkStatus();
 }
 
@@ -347,18 +276,19 @@ absl::Status ResidualCodec::Decoder::DecodeLayer() {
         from += bytes;
       });
     }
-    if (coded.entropy.damaged) return Damaged("its symbols end early");
+    if (coded.entropy.damaged) return DamagedBody("its symbols end early");
     if (run.exact) {
       const auto raw = RawOfLayer(geometry, run.next_layer, coded.block.raw);
       if (Crc32c(raw) != coded.raw_crcs[run.next_layer]) {
-        return Damaged("it decodes to other KV than was encoded");
+        return DamagedBody("it decodes to other KV than was encoded");
       }
     }
   }
   ++run.next_layer;
   if (run.next_layer == geometry.layer_count()) {
     for (const Run::Coded& coded : run.coded) {
-      if (!Kernels().residual_finished(&coded.entropy)) return Damaged("its symbols do not end");
+      if (!Kernels().residual_finished(&coded.entropy))
+        return DamagedBody("its symbols do not end");
     }
   }
   return absl::OkStatus();

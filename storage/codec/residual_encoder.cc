@@ -1,32 +1,17 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "storage/base/byte_reader.h"
 #include "storage/base/check.h"
-#include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
 #include "storage/codec/codec_kernels.h"
-#include "storage/codec/coded_body.h"
-#include "storage/codec/frame.h"
 #include "storage/codec/residual_state.h"
 
 namespace kvtrie {
 namespace {
-
-constexpr std::size_t kExactBytesMax = kSectionBytesMax / 4;
-
-// Targets beyond it are taken for out of range.
-constexpr float kTargetMax = 1 << 22;
-
-// So many base steps may a value have that its level does not code. Most are far below one; at this
-// bound one adds a tenth to the error of its token.
-constexpr float kDroppedMax = 16;
 
 absl::Status CheckReferences(const KvGeometry& geometry, const BlockToEncode& block) {
   if (block.references.empty() && block.runs.empty()) return absl::OkStatus();
@@ -94,8 +79,6 @@ class ResidualCodec::Encoder {
   ReferenceTable TableOf(const Coded& coded);
   // Whether so many tokens are exact that the block is better stored losslessly.
   bool IsLost(const Coded& coded) const;
-  // Of the body, behind the binding.
-  std::string Head(const Coded& coded, std::span<const std::uint16_t> layers_of_section);
   absl::StatusOr<EncodedBlock> Finish(Coded& coded);
 
   const State& state_;
@@ -163,19 +146,11 @@ bool ResidualCodec::Encoder::FirstTokenIsOfProfile(const Coded& coded) const {
       coded.block->tokens[0] != profile.first_token) {
     return false;
   }
-  std::size_t at = 0;
-  double error = 0, energy = 0;
+  std::vector<const float*> rows;
   for (std::uint32_t plane = 0; plane < profile.planes.size(); ++plane) {
-    const std::size_t components = profile.planes[plane].components();
-    const float* const row = rows_[plane].data() + coded.first_row * components;
-    for (std::size_t c = 0; c < components; ++c, ++at) {
-      const double difference = double{row[c]} - profile.first_rows[at];
-      error += difference * difference;
-      energy += double{row[c]} * row[c];
-    }
+    rows.push_back(rows_[plane].data() + coded.first_row * profile.planes[plane].components());
   }
-  // The roundings of one dtype in two engines differ by that much.
-  return error <= 1e-4 * energy;
+  return AreFirstRows(profile, rows);
 }
 
 void ResidualCodec::Encoder::KeepExact(Coded& coded, std::size_t token) {
@@ -401,10 +376,7 @@ void ResidualCodec::Encoder::AddSteps(Coded& coded, std::size_t steps) {
 }
 
 bool ResidualCodec::Encoder::IsLost(const Coded& coded) const {
-  const KvGeometry& geometry = state_.geometry;
-  // The first section holds the exact tokens.
-  return coded.exact.size() * (TokenBytes(geometry) + sizeof(std::uint16_t)) > kExactBytesMax ||
-         coded.exact.size() > std::max<std::size_t>(geometry.block_tokens() / 4, 1);
+  return KeepsTooMuchExact(state_.geometry, coded.exact.size());
 }
 
 ReferenceTable ResidualCodec::Encoder::TableOf(const Coded& coded) {
@@ -424,71 +396,12 @@ ReferenceTable ResidualCodec::Encoder::TableOf(const Coded& coded) {
   return table;
 }
 
-std::string ResidualCodec::Encoder::Head(const Coded& coded,
-                                         std::span<const std::uint16_t> layers_of_section) {
-  const KvGeometry& geometry = state_.geometry;
-  ByteWriter writer;
-  writer.Write(static_cast<std::uint8_t>(coded.first_from_profile ? kFirstTokenFromProfile : 0));
-  writer.Write(std::uint8_t{0});
-  writer.Write(static_cast<std::uint16_t>(coded.exact.size()));
-  writer.Write(static_cast<std::uint16_t>(layers_of_section.size()));
-  for (const std::uint16_t layers : layers_of_section) writer.Write(layers);
-  if (level_.quality == Quality::kExact) {
-    for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
-      writer.Write(Crc32c(RawOfLayer(geometry, layer, coded.block->raw)));
-    }
-  }
-  if (!coded.runs.empty()) TableOf(coded).Write(writer);
-  for (const std::uint16_t token : coded.exact) writer.Write(token);
-  for (const std::uint16_t token : coded.exact) {
-    ForEachPiece(geometry, token, [&](std::size_t offset, std::size_t bytes) {
-      writer.WriteText(AsText(coded.block->raw.subspan(offset, bytes)));
-    });
-  }
-  return writer.Take();
-}
-
 absl::StatusOr<EncodedBlock> ResidualCodec::Encoder::Finish(Coded& coded) {
-  if (IsLost(coded)) {
-    return EncodedBlock{.body = {},
-                        .section_bytes = {},
-                        .exact_tokens = static_cast<std::uint32_t>(coded.exact.size())};
-  }
-  std::vector<std::byte> entropy;
-  std::vector<std::size_t> layer_bytes;
-  KV_RETURN_IF_ERROR(coded.encoder.Finish(entropy, coded.layer_steps, layer_bytes));
-
-  EncodedBlock encoded;
-  encoded.exact_tokens = static_cast<std::uint32_t>(coded.exact.size());
-  for (const ReferenceRun& run : coded.runs) encoded.referenced_tokens += run.token_count;
-  layer_bytes.back() = entropy.size();
-  encoded.section_bytes = CutSections(layer_bytes);
-  std::vector<std::uint16_t> layers_of_section;
-  std::size_t section_end = 0;
-  for (const std::uint32_t bytes : encoded.section_bytes) {
-    section_end += bytes;
-    layers_of_section.push_back(static_cast<std::uint16_t>(
-        std::upper_bound(layer_bytes.begin(), layer_bytes.end(), section_end) -
-        layer_bytes.begin()));
-  }
-  // The head goes with the first section, or is one of its own where both are too long for that.
-  std::string head = Head(coded, layers_of_section);
-  if (kFrameBindingBytes + head.size() + encoded.section_bytes[0] > kSectionBytesMax) {
-    encoded.section_bytes.insert(encoded.section_bytes.begin(), 0);
-    layers_of_section.insert(layers_of_section.begin(), 0);
-    head = Head(coded, layers_of_section);
-  }
-  encoded.section_bytes[0] += static_cast<std::uint32_t>(kFrameBindingBytes + head.size());
-
-  encoded.body.resize(kFrameBindingBytes + head.size() + entropy.size());
-  WriteFrameBinding({.first_position = coded.block->first_position,
-                     .tokens_crc32c = TokensCrc(coded.block->tokens),
-                     .profile = state_.id},
-                    std::span(encoded.body).first(kFrameBindingBytes));
-  std::memcpy(encoded.body.data() + kFrameBindingBytes, head.data(), head.size());
-  std::memcpy(encoded.body.data() + kFrameBindingBytes + head.size(), entropy.data(),
-              entropy.size());
-  return encoded;
+  if (IsLost(coded)) return UncodedBlock(coded.exact.size());
+  CodedSymbols symbols = {.first_from_profile = coded.first_from_profile, .exact = coded.exact};
+  KV_RETURN_IF_ERROR(coded.encoder.Finish(symbols.symbols, coded.layer_steps, symbols.layer_bytes));
+  if (!coded.runs.empty()) symbols.references = TableOf(coded);
+  return WriteResidualBody(state_.geometry, state_.id, level_.quality, *coded.block, symbols);
 }
 
 void ResidualCodec::Encoder::ChooseExponents() {
@@ -499,9 +412,8 @@ void ResidualCodec::Encoder::ChooseExponents() {
     for (const Coded& coded : coded_) {
       const BlockToEncode& block = *coded.block;
       for (std::uint32_t t = 0; t < block.tokens.size(); ++t) {
-        const std::uint32_t position = block.first_position + t;
         tokens_behind[coded.first_row + t] =
-            block.session_tokens > position ? block.session_tokens - position : 1;
+            TokensBehind(block.first_position + t, block.session_tokens);
       }
     }
     features = state_.importance->Features(rows_, tokens_behind);
@@ -516,15 +428,8 @@ void ResidualCodec::Encoder::ChooseExponents() {
       worker.exponents.assign(rows_.size(), std::vector<std::int32_t>(row_count_ * groups));
     }
     for (const Coded& coded : coded_) {
-      for (std::size_t t = 0; t < coded.block->importance.size(); ++t) {
-        const std::int32_t exponent = ExponentOf(coded.block->importance[t], strength);
-        const std::size_t row = coded.first_row + t;
-        for (std::vector<std::int32_t>& of_plane : worker.exponents) {
-          for (std::size_t group = 0; group < groups; ++group) {
-            of_plane[(row / kLanes * groups + group) * kLanes + row % kLanes] = exponent;
-          }
-        }
-      }
+      SetExponents(coded.block->importance, coded.first_row, static_cast<std::uint32_t>(groups),
+                   strength, worker.exponents);
     }
   }
 }

@@ -4,45 +4,10 @@
 #include <cstdint>
 
 #include "storage/codec/rans_lanes.h"
+#include "storage/codec/symbol_constants.h"
 
-// How the symbols of a residual frame are coded: shared by encoder, decoder and fit. The layout
-// that follows from it is described in RESIDUAL.md.
-//
-// Only integers choose a table, so every decoder that has decoded the same symbols so far chooses
-// the same one, whatever its floating-point unit does.
+// What the kernels that code the symbols of residual frames take.
 namespace kvtrie {
-
-// Expected size of a component, relative to its step: index i stands for 2^(i/8 - 8) steps.
-inline constexpr std::int32_t kScaleIndexMax = 159;
-// Two scale indexes share a table of symbols. From kScaleClasses on, a value's low bits are sent as
-// they are: class c has (c - kScaleClasses) / 4 + 1 of them, and the table of the class that is so
-// many octaves below.
-inline constexpr std::int32_t kScaleClasses = 48;
-inline constexpr std::int32_t kClassesPerOctave = 4;
-
-// Symbols of a table: value + kSymbolMax, or kEscape, which is followed by a sign and 24 bits.
-inline constexpr std::int32_t kSymbolMax = 63;
-inline constexpr std::uint32_t kEscape = 2 * kSymbolMax + 1;
-inline constexpr std::uint32_t kResidualSymbols = kEscape + 1;
-inline constexpr std::int32_t kValueMax = (1 << 24) - 1;
-
-// A step exponent e makes the step of a token 2^(-e/4) times the base step.
-inline constexpr std::int32_t kExponentMax = 8;
-inline constexpr std::int32_t kExponentDeltaMax = 2 * kExponentMax;
-inline constexpr std::uint32_t kExponentSymbols = 2 * kExponentDeltaMax + 1;
-
-// Energy seen so far: |value| up to 255 and its expectation, in sixteenths; their ratio moves the
-// scale index by at most kScaleShiftMax.
-inline constexpr std::int32_t kMagnitudeMax = 255;
-inline constexpr std::int32_t kEnergyMax = (1 << 24) - 1;
-inline constexpr std::int32_t kScaleShiftMax = 24;
-
-// Steps that an encoder records for a component of 16 tokens: symbol, low bits, and those of an
-// escape.
-inline constexpr std::size_t kResidualStepsMax = 5;
-
-// Values 1, 2 and 3 or more are restored a little off their integers, where their mean lies.
-inline constexpr std::size_t kRestoredOffsets = 3;
 
 // What a profile says of symbols, in the form that the kernels read. Pointers outlive their use.
 struct ResidualTables {
@@ -67,7 +32,6 @@ struct ResidualPlane {
 };
 
 // What 16 tokens carry from one plane to the next; zero at first.
-inline constexpr std::size_t kExponentGroupsMax = 64;
 struct ResidualCarry {
   std::int32_t exponents[kExponentGroupsMax][kLanes] = {};
   std::int32_t shift[kLanes] = {};

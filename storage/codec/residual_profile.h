@@ -43,8 +43,6 @@ struct PlaneShape {
   bool operator==(const PlaneShape&) const = default;
 };
 
-inline constexpr std::uint8_t kNotCoded = 255;
-
 struct PlaneProfile {
   std::uint32_t block_count = 1;  // divides heads, or is 1
   std::vector<PredictorInput> inputs;

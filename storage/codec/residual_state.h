@@ -16,18 +16,13 @@
 #include "storage/codec/rans.h"
 #include "storage/codec/raw_kv.h"
 #include "storage/codec/reference_table.h"
+#include "storage/codec/residual_body.h"
 #include "storage/codec/residual_codec.h"
 #include "storage/codec/residual_entropy.h"
 #include "storage/codec/residual_level.h"
 
 // What residual_encoder.cc and residual_decoder.cc share. For no one else.
 namespace kvtrie {
-
-// Of a body (RESIDUAL.md), behind the prologue that all coded bodies share: u8 flags, u8 zero, u16
-// tokens kept exact, u16 sections; then for each section u16 layers that are complete with it; of
-// an exact frame the CRC-32C of the raw KV of each layer, of a referenced one its ReferenceTable;
-// then the exact tokens, u16 each; their raw bytes; the entropy-coded rest.
-inline constexpr std::uint8_t kFirstTokenFromProfile = 1;
 
 // One level of a profile, ready to code.
 struct PreparedLevel {
@@ -142,28 +137,7 @@ absl::Status CheckSharedTokens(std::span<const TokenId> tokens,
 // Rows of a block in groups of 16 tokens.
 inline std::size_t GroupsOf(std::size_t tokens) { return (tokens + kLanes - 1) / kLanes; }
 
-std::uint32_t TokensCrc(std::span<const TokenId> tokens);
-
 // The rows of 16 tokens in the kernels' order, [component][token].
 void ToLanes(const float* rows, std::size_t components, std::span<float> lanes);
-
-// The bytes of one layer of a raw block.
-template <typename Byte>
-std::span<Byte> RawOfLayer(const KvGeometry& geometry, std::uint32_t layer, std::span<Byte> raw) {
-  return raw.subspan(geometry.layer_begin(layer),
-                     geometry.layer_end(layer) - geometry.layer_begin(layer));
-}
-
-// The bytes of one token, layer by layer, K then V.
-std::size_t TokenBytes(const KvGeometry& geometry);
-template <typename Copy>  // copy(offset in the block, bytes)
-void ForEachPiece(const KvGeometry& geometry, std::size_t token, Copy copy) {
-  for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {
-    for (const KvKind kind : {KvKind::kK, KvKind::kV}) {
-      const std::size_t bytes = geometry.kind_bytes(layer, kind) / geometry.block_tokens();
-      copy(geometry.kind_begin(layer, kind) + token * bytes, bytes);
-    }
-  }
-}
 
 }  // namespace kvtrie
