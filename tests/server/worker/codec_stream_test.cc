@@ -122,10 +122,14 @@ class CodecStreamTest : public testing::Test {
       return whole >= count;
     };
     while (!complete()) {
+      int before = 0;
+      {
+        absl::MutexLock lock(&mutex_);
+        before = changes_;
+      }
       grpc::ByteBuffer buffer;
       if (!stream.TakeResponse(&buffer)) {
         absl::MutexLock lock(&mutex_);
-        const int before = changes_;
         const auto changed = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return changes_ != before; };
         if (!mutex_.AwaitWithTimeout(absl::Condition(&changed), absl::Seconds(10))) {
           ADD_FAILURE() << "no answer; " << answers.size() << " came";

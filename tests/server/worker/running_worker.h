@@ -2,6 +2,7 @@
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -34,7 +35,11 @@ class RunningWorker {
     auto started = KvWorker::Start(config, std::move(backend), clock);
     EXPECT_TRUE(started.ok()) << started.status();
     worker_ = *std::move(started);
-    channel_ = grpc::CreateChannel(worker_->addresses().listen, grpc::InsecureChannelCredentials());
+    // As the client's: gRPC's own retries keep messages for themselves.
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+    channel_ = grpc::CreateCustomChannel(worker_->addresses().listen,
+                                         grpc::InsecureChannelCredentials(), arguments);
     stub_ = v1::Codec::NewStub(channel_);
   }
 
