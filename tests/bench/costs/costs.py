@@ -462,7 +462,8 @@ def tables(measured: Measured) -> dict[str, str]:
     return {"shapes": shapes_table(), "shares": shares_table(measured), "machine": machine_table(measured),
             "operations": operations_table(measured.shares), "bytes": bytes_table(measured.shares),
             "roofline": roofline_table(measured.shares), "cpu": cpu_costs_table(measured),
-            "check": check_table(measured), "seconds": seconds_table(measured), "break-even": break_even_table(measured)}
+            "check": check_table(measured), "seconds": seconds_table(measured),
+            "break-even": break_even_table(measured)}
 
 
 def with_tables(document: str, found: dict[str, str]) -> str:
