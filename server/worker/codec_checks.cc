@@ -219,8 +219,10 @@ std::unique_ptr<CodecJob> JobOf(const v1::CodecItem& item, CodecOp op,
   if (op == CodecOp::kEncode) {
     job->quality = FromProto(item.quality());
     job->profile = IdFromProto<ProfileId>(item.profile_id());
-    job->importance.resize(item.importance().size() / sizeof(float));
-    std::memcpy(job->importance.data(), item.importance().data(), item.importance().size());
+    if (!item.importance().empty()) {
+      job->importance.resize(item.importance().size() / sizeof(float));
+      std::memcpy(job->importance.data(), item.importance().data(), item.importance().size());
+    }
     job->runs = RunsOf(item);
   }
   for (const v1::CodecReference& reference : item.references()) {

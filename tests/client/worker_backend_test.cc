@@ -242,7 +242,11 @@ TEST_F(WorkerBackendTest, AWorkerEndsInOrder) {
   std::thread coding([&] {
     while (!stop) ThereAndBack(codec);
   });
-  while (backend->Stats().blocks_total == 0) std::this_thread::yield();
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (backend->Stats().blocks_total == 0 && std::chrono::steady_clock::now() < give_up) {
+    std::this_thread::yield();
+  }
+  EXPECT_GT(backend->Stats().blocks_total, 0u);
   EXPECT_EQ(worker.Terminate(), 0);
   stop = true;
   coding.join();

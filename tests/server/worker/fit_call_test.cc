@@ -141,7 +141,8 @@ TEST_F(FitCallTest, OneAtATime) {
 }
 
 TEST_F(FitCallTest, ACancelledFitEnds) {
-  FitRequest request{CodecLimits{}};
+  const CodecLimits limits;
+  FitRequest request(limits);
   v1::FitProfileRequest message;
   BulkPayload none;
   *message.mutable_open() = open_;
