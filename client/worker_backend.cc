@@ -1,6 +1,7 @@
 #include "client/worker_backend.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
 #include "storage/codec/frame.h"
+#include "storage/codec/reference_table.h"
 
 namespace kvtrie {
 namespace {
@@ -45,6 +47,22 @@ std::vector<std::byte> HeaderOf(CodecId codec, Quality quality, const ModelId& m
                     .sections = sections},
                    header);
   return header;
+}
+
+// Whether a frame was coded against nothing but what its block came with: else nobody could read it
+// back.
+absl::Status CheckReferences(const FrameView& frame, const BlockToEncode& block) {
+  if (frame.codec() != CodecId::kReferenced) return absl::OkStatus();
+  KV_ASSIGN_OR_RETURN(const ReferenceTable table, ReferencesOf(frame, block.tokens.size()));
+  for (const FrameReference& named : table.references) {
+    const bool was_sent = std::any_of(
+        block.references.begin(), block.references.end(), [&](const ReferenceBlock& reference) {
+          return reference.node == named.node && reference.first_position == named.first_position &&
+                 DigestOfKv(reference.raw) == named.digest;
+        });
+    if (!was_sent) return absl::DataLossError("worker: a frame against a reference of its own");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -152,6 +170,10 @@ absl::StatusOr<EncodedBlock> WorkerBackend::Coder::BlockOf(std::span<const std::
   EncodedBlock encoded;
   encoded.exact_tokens = result.exact_tokens();
   encoded.referenced_tokens = result.referenced_tokens();
+  if (encoded.exact_tokens > block.tokens.size() ||
+      encoded.referenced_tokens > block.tokens.size()) {
+    return absl::DataLossError("worker: more tokens than the block has");
+  }
   // Too many of its tokens would have to be kept as they are.
   if (frame.codec() == CodecId::kLossless && frame.profile().empty()) return encoded;
   const FrameBinding binding{.first_position = block.first_position,
@@ -161,6 +183,7 @@ absl::StatusOr<EncodedBlock> WorkerBackend::Coder::BlockOf(std::span<const std::
   if (frame.codec() != codec || frame.quality() != quality || frame.binding() != binding) {
     return absl::DataLossError("worker: a frame that was not asked for");
   }
+  KV_RETURN_IF_ERROR(CheckReferences(frame, block));
   encoded.body.assign(frame.body().begin(), frame.body().end());
   for (std::size_t i = 0; i < frame.section_count(); ++i) {
     encoded.section_bytes.push_back(frame.section(i).bytes);
@@ -288,6 +311,9 @@ void WorkerBackend::Run(WorkerMethod method, const v1::CodecOpen& open,
   const Deadline deadline = Deadline::After(options_.timeout);
   std::shared_ptr<WorkerPool::Worker> last;
   for (int tried = 0; tried < kWorkersTried && !deadline.expired(); ++tried) {
+    // One that hangs leaves time for another.
+    const bool is_last = tried + 1 == kWorkersTried || pool_.Workers().usable < 2;
+    const Deadline part = is_last ? deadline : deadline.AtMost(options_.timeout / 2);
     std::vector<WorkerItem*> left;
     for (WorkerItem& item : items) {
       const auto code = static_cast<absl::StatusCode>(item.result.status().code());
@@ -299,7 +325,7 @@ void WorkerBackend::Run(WorkerMethod method, const v1::CodecOpen& open,
     if (left.empty()) return;
     const std::shared_ptr<WorkerPool::Worker> worker = pool_.Take(last.get());
     if (worker == nullptr) return;
-    const absl::Status status = RunAt(*worker, method, open, left, deadline);
+    const absl::Status status = RunAt(*worker, method, open, left, part);
     if (!status.ok()) failed_calls_.fetch_add(1, std::memory_order_relaxed);
     pool_.Done(worker, status.ok()                   ? WorkerPool::Outcome::kWell
                        : absl::IsUnavailable(status) ? WorkerPool::Outcome::kUnreachable
@@ -314,6 +340,11 @@ absl::Status WorkerBackend::RunAt(WorkerPool::Worker& worker, WorkerMethod metho
   std::vector<WorkerItem*> left(items.begin(), items.end());
   // Again for those whose profile was not there.
   for (int round = 0; round < 2 && !left.empty(); ++round) {
+    std::map<ProfileId, std::uint64_t> sent_before;
+    {
+      absl::MutexLock lock(&worker.mutex);
+      sent_before = worker.uploads;
+    }
     std::vector<WorkerItem> call;
     for (const WorkerItem* item : left) {
       call.push_back(*item);
@@ -333,7 +364,7 @@ absl::Status WorkerBackend::RunAt(WorkerPool::Worker& worker, WorkerMethod metho
     }
     KV_RETURN_IF_ERROR(status);
     for (const ProfileId& profile : missing) {
-      const absl::Status sent = Send(worker, profile, deadline);
+      const absl::Status sent = Send(worker, profile, sent_before[profile], deadline);
       if (absl::IsUnavailable(sent) || absl::IsDeadlineExceeded(sent)) return sent;
       // A profile that nobody has, or that it has no room for, is not the worker's fault.
       if (!sent.ok()) return absl::OkStatus();
@@ -344,17 +375,16 @@ absl::Status WorkerBackend::RunAt(WorkerPool::Worker& worker, WorkerMethod metho
 }
 
 absl::Status WorkerBackend::Send(WorkerPool::Worker& worker, const ProfileId& profile,
-                                 Deadline deadline) const {
-  std::uint64_t before;
+                                 std::uint64_t sent_before, Deadline deadline) const {
+  absl::MutexLock upload_lock(&worker.upload_mutex);
   {
-    absl::MutexLock lock(&worker.upload_mutex);
-    before = worker.uploads[profile];
+    absl::MutexLock lock(&worker.mutex);
+    // Another thread has sent it since this one asked.
+    if (worker.uploads[profile] != sent_before) return absl::OkStatus();
   }
   KV_ASSIGN_OR_RETURN(const ProfileBytes bytes, profiles_(profile));
-  absl::MutexLock lock(&worker.upload_mutex);
-  // Another thread has sent it meanwhile.
-  if (worker.uploads[profile] != before) return absl::OkStatus();
   KV_RETURN_IF_ERROR(SendProfile(worker.channel, *bytes, deadline));
+  absl::MutexLock lock(&worker.mutex);
   ++worker.uploads[profile];
   sent_profiles_.fetch_add(1, std::memory_order_relaxed);
   return absl::OkStatus();

@@ -64,8 +64,9 @@ class WorkerBackend final : public CodecBackend {
   // The same by this one. Not OK: the worker itself failed.
   absl::Status RunAt(WorkerPool::Worker& worker, WorkerMethod method, const v1::CodecOpen& open,
                      std::span<WorkerItem*> items, Deadline deadline) const;
-  // Sends what a worker misses.
-  absl::Status Send(WorkerPool::Worker& worker, const ProfileId& profile, Deadline deadline) const;
+  // Sends what a worker misses, unless it was sent since it had been so often.
+  absl::Status Send(WorkerPool::Worker& worker, const ProfileId& profile, std::uint64_t sent_before,
+                    Deadline deadline) const;
 
   const WorkerOptions options_;
   const ProfileSource profiles_;

@@ -156,9 +156,15 @@ absl::Status CallWorker(const std::shared_ptr<grpc::Channel>& channel, WorkerMet
       continue;
     }
     reading = false;
-    if (!completion->ok) return call.Finish(deadline);
+    if (!completion->ok) {
+      KV_RETURN_IF_ERROR(call.Finish(deadline));
+      return absl::DataLossError("worker: the call ended before all items were answered");
+    }
     KV_RETURN_IF_ERROR(receiver.Take(call.message()));
     call.ForgetMessage();
+    const bool all = std::all_of(items.begin(), items.end(),
+                                 [](const WorkerItem& item) { return item.answered; });
+    if (all) return absl::OkStatus();
   }
 }
 

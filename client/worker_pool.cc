@@ -180,7 +180,10 @@ void WorkerPool::Resolve(bool first) {
   }
   std::vector<Entry> entries;
   absl::MutexLock lock(&mutex_);
+  // One that is named twice is one worker.
+  std::set<std::string> seen;
   for (const std::string& target : targets) {
+    if (!seen.insert(target).second) continue;
     const auto known = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
       return entry.worker->target == target;
     });

@@ -32,7 +32,8 @@ class WorkerPool {
     std::shared_ptr<grpc::Channel> channel;
     // Held while a profile is sent: others that need it wait, instead of sending it too.
     absl::Mutex upload_mutex;
-    std::map<ProfileId, std::uint64_t> uploads ABSL_GUARDED_BY(upload_mutex);  // how often
+    absl::Mutex mutex;
+    std::map<ProfileId, std::uint64_t> uploads ABSL_GUARDED_BY(mutex);  // how often
   };
 
   WorkerPool(const WorkerOptions& options, Clock& clock);

@@ -63,7 +63,8 @@ void CodecCall::WatchForStall() {
   // While it waits (for memory, or for its turn) the caller owes nothing.
   if (!writing_ && !(reading_ && stream_->owes_bytes())) {
     DisarmStall();
-  } else if (!stall_is_armed() || progress_bytes_ >= kProgressBytes) {
+  } else if (!stall_is_armed() || (progress_bytes_ >= kProgressBytes && !writing_)) {
+    // What is sent is no progress where answers are not read.
     progress_bytes_ = 0;
     ArmStall(context_.streams.clock().Monotonic());
   }

@@ -49,8 +49,10 @@ std::size_t FrameBytesMax(const CodecModel& model) {
 
 absl::Status CheckFrameBytes(absl::string_view field, std::uint64_t bytes,
                              const CodecModel& model) {
-  if (bytes > 0 && bytes <= FrameBytesMax(model)) return absl::OkStatus();
-  return Invalid(field, ": ", bytes, "; a frame of this model has 1 to ", FrameBytesMax(model));
+  const std::size_t least = FrameHeaderBytes(1);
+  if (bytes >= least && bytes <= FrameBytesMax(model)) return absl::OkStatus();
+  return Invalid(field, ": ", bytes, "; a frame of this model has ", least, " to ",
+                 FrameBytesMax(model));
 }
 
 absl::Status CheckPosition(absl::string_view field, std::uint32_t position,

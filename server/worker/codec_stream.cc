@@ -24,6 +24,10 @@ constexpr std::size_t kMemoryShare = 4;
 
 constexpr std::chrono::milliseconds kMemoryRetryAfter{100};
 
+// Answers that wait for their caller to read; items that fail take no other memory.
+constexpr std::size_t kAnswersMax = 1024;
+constexpr std::size_t kLayerMajorItemsMax = 65'536;
+
 // What an item takes while it is here: what comes of it, and what it and its references become. A
 // frame may be a little larger than what it was made of.
 std::size_t MemoryOf(const CodecJob& job, std::uint64_t received_bytes) {
@@ -150,6 +154,10 @@ absl::Status CodecStream::Open(const v1::CodecOpen& open) {
 }
 
 absl::Status CodecStream::Begin(const v1::CodecItem& item) {
+  if (layer_major_ && answers_.size() + in_queue_ >= kLayerMajorItemsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer_major: more than ", kLayerMajorItemsMax, " items on one stream"));
+  }
   incoming_ = std::make_unique<Incoming>();
   incoming_->item_id = item.item_id();
   incoming_->result.set_item_id(item.item_id());
@@ -177,6 +185,14 @@ absl::Status CodecStream::Begin(const v1::CodecItem& item) {
   for (const v1::CodecReference& reference : item.references()) {
     incoming_->frame_bytes.push_back(reference.frame_bytes());
     incoming_->wanted_bytes += reference.frame_bytes();
+  }
+  job_deadline_ = host_.clock.Monotonic() + item_timeout_;
+  const std::size_t memory = MemoryOf(*incoming_->job, incoming_->wanted_bytes);
+  if (const std::size_t share = host_.memory.limit_bytes() / kMemoryShare; memory > share) {
+    FailIncoming(absl::InvalidArgumentError(
+        absl::StrCat("block_bytes: the item and what it and its references decode to take ", memory,
+                     " bytes, and one stream may hold ", share, " (--memory_bytes)")));
+    return absl::OkStatus();
   }
   // Before its bytes are read.
   if (auto refusal = host_.queue.Refuses(tenant_, item_timeout_); refusal.has_value()) {
@@ -264,6 +280,12 @@ std::span<std::byte> CodecStream::Place(CodecJob& job, std::uint64_t at) const {
 void CodecStream::AddBytes(CodecMessage& message, std::unique_ptr<CodecJob>* complete) {
   Incoming& item = *incoming_;
   if (item.job == nullptr) return;  // it has failed
+  if (host_.clock.Monotonic() > job_deadline_) {
+    FailIncoming(absl::DeadlineExceededError(
+        absl::StrCat("block_bytes: ", item.received_bytes, " of ", item.wanted_bytes,
+                     " bytes had come when the item's time was over")));
+    return;
+  }
   const std::size_t bytes = message.payload.size();
   if (bytes > item.wanted_bytes - item.received_bytes) {
     FailIncoming(absl::InvalidArgumentError(absl::StrCat("data: ", item.received_bytes + bytes,
@@ -303,7 +325,7 @@ void CodecStream::Submit(std::unique_ptr<CodecJob> job, v1::CodecResult result) 
   {
     absl::MutexLock lock(&mutex_);
     ++in_queue_;
-    job->deadline = host_.clock.Monotonic() + item_timeout_;
+    job->deadline = job_deadline_;
   }
   if (op_ == CodecOp::kDecode) {
     if (absl::Status opened = CodecWork::Open(*job); !opened.ok()) {
@@ -450,6 +472,7 @@ void CodecStream::Cancel() {
 bool CodecStream::wants_message() const {
   absl::MutexLock lock(&mutex_);
   if (cancelled_ || input_closed_ || !status_.ok() || waiting_ != nullptr) return false;
+  if (!layer_major_ && answers_.size() >= kAnswersMax) return false;
   // In the middle of an item, which has its memory.
   if (incoming_ != nullptr) return true;
   return layer_major_ || held_bytes_ <= host_.memory.limit_bytes() / kMemoryShare;

@@ -126,6 +126,7 @@ class CodecStream : public std::enable_shared_from_this<CodecStream> {
   Clock::Duration item_timeout_ ABSL_GUARDED_BY(mutex_){};
   bool layer_major_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<Incoming> incoming_ ABSL_GUARDED_BY(mutex_);
+  Clock::Duration job_deadline_ ABSL_GUARDED_BY(mutex_){};         // of that item
   std::unique_ptr<CodecMessage> waiting_ ABSL_GUARDED_BY(mutex_);  // for memory
   std::size_t in_queue_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of items that are not answered

@@ -171,15 +171,18 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* FitCall::Start(
     fit_call->FinishWith(absl::ResourceExhaustedError(
         "another profile is being fitted here; come back later, or use another worker"));
   } else {
-    fit_call->holds_turn_ = true;
+    {
+      absl::MutexLock lock(&fit_call->mutex_);
+      fit_call->holds_turn_ = true;
+    }
     fit_call->StartSendInitialMetadata();
     fit_call->ReadNext();
   }
   return fit_call.get();
 }
 
-FitCall::~FitCall() {
-  if (holds_turn_) context_.fit_turn.GiveBack();
+void FitCall::GiveBackTurn() {
+  if (std::exchange(holds_turn_, false)) context_.fit_turn.GiveBack();
 }
 
 void FitCall::ReadNext() {
@@ -194,6 +197,7 @@ void FitCall::OnReadDone(bool ok) {
   {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
+    fits_ = !ok;
   }
   if (!ok) {
     std::thread([self = shared_from_this()] { self->Fit(); }).detach();
@@ -218,11 +222,14 @@ void FitCall::Fit() {
                      absl::MutexLock lock(&mutex_);
                      return finished_;
                    });
+  // From here on nothing of the worker is used unless its call is still there.
+  absl::MutexLock lock(&mutex_);
+  fits_ = false;
+  GiveBackTurn();
   if (!draft.ok()) {
-    FinishWith(draft.status());
+    FinishLocked(draft.status());
     return;
   }
-  absl::MutexLock lock(&mutex_);
   draft_ = std::make_shared<const std::string>(*std::move(draft));
   WriteNext();
 }
@@ -294,6 +301,7 @@ void FitCall::FinishWith(const absl::Status& status) {
 void FitCall::FinishLocked(const absl::Status& status) {
   if (finished_) return;
   finished_ = true;
+  if (!fits_) GiveBackTurn();
   DisarmStall();
   probe_.Finish(static_cast<int>(status.code()));
   Finish(ToGrpc(status));

@@ -70,8 +70,6 @@ class FitCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
  public:
   static grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start(
       WorkerContext& context, grpc::CallbackServerContext* call);
-  ~FitCall() override;
-
   void Abort(const absl::Status& status) override;
   void OnDrain() override {}
 
@@ -94,6 +92,8 @@ class FitCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishWith(const absl::Status& status);
   void FinishLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Once neither texts come nor a fit runs: whoever sees the end of this one may begin the next.
+  void GiveBackTurn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   WorkerContext& context_;
   grpc::CallbackServerContext* const call_;
@@ -102,7 +102,6 @@ class FitCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   // Of gRPC's thread while texts come, and then of the fit's.
   grpc::ByteBuffer message_;
   FitRequest request_;
-  bool holds_turn_ = false;
 
   absl::Mutex mutex_;
   std::shared_ptr<FitCall> self_ ABSL_GUARDED_BY(mutex_);
@@ -112,6 +111,8 @@ class FitCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   std::shared_ptr<const std::string> draft_ ABSL_GUARDED_BY(mutex_);
   std::size_t sent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool holds_turn_ ABSL_GUARDED_BY(mutex_) = false;
+  bool fits_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;  // gRPC's call is gone
 };

@@ -187,6 +187,28 @@ TEST_F(WorkerBackendTest, AWorkerThatHangsCostsItsTimeoutOnce) {
   EXPECT_GE(backend->Stats().failed_calls_total, 1u);
 }
 
+TEST_F(WorkerBackendTest, AWorkerThatHangsLeavesTimeForAnother) {
+  WorkerProcess one{KVTRIE_WORKER_PROGRAM}, two{KVTRIE_WORKER_PROGRAM};
+  const auto backend = Connect({one.listen, two.listen}, std::chrono::milliseconds(10'000));
+  const FrameCodec codec = CodecOf(*backend);
+  for (int i = 0; i < 2; ++i) ThereAndBack(codec);
+  one.Freeze();
+  for (int i = 0; i < 2; ++i) ThereAndBack(codec);
+  one.Thaw();
+  EXPECT_EQ(backend->Stats().own_blocks_total, 0u);
+}
+
+TEST_F(WorkerBackendTest, AProfileThatManyThreadsMissIsSentOnce) {
+  WorkerProcess worker{KVTRIE_WORKER_PROGRAM};
+  const auto backend = Connect({worker.listen});
+  const FrameCodec codec = CodecOf(*backend);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) threads.emplace_back([&] { ThereAndBack(codec); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(backend->Stats().sent_profiles_total, 1u);
+  EXPECT_EQ(backend->Stats().own_blocks_total, 0u);
+}
+
 TEST_F(WorkerBackendTest, AWorkerThatIsFullLeavesTheWorkHere) {
   WorkerProcess worker(KVTRIE_WORKER_PROGRAM,
                        {"--queue_items_max=1", "--coding_threads=1", "--batch_tokens=1"});

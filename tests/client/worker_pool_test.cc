@@ -76,6 +76,12 @@ TEST(WorkerPoolTest, ThePauseHasABound) {
   }
 }
 
+TEST(WorkerPoolTest, AWorkerThatIsNamedTwiceIsOne) {
+  FakeClock clock;
+  WorkerPool pool(Options({"a:1", "b:1", "a:1"}), clock);
+  EXPECT_EQ(pool.Workers().all, 2u);
+}
+
 TEST(WorkerPoolTest, AnotherOneIsAskedInsteadOfTheLast) {
   FakeClock clock;
   WorkerPool pool(Options({"a:1", "b:1"}), clock);

@@ -220,7 +220,7 @@ TEST_F(CodecStreamTest, LayersComeInOrderOverAllItems) {
     Send(*stream, blocks_.ToDecode(i, frame.size()), {frame});
   }
   // One that fails takes no part.
-  Send(*stream, blocks_.ToDecode(3, 100), {std::vector<std::byte>(100)});
+  Send(*stream, blocks_.ToDecode(3, 1000), {std::vector<std::byte>(1000)});
   grpc::ByteBuffer nothing;
   EXPECT_FALSE(stream->TakeResponse(&nothing));
   stream->CloseInput();
@@ -458,6 +458,58 @@ TEST_F(CodecStreamTest, AFullQueueRefusesAnItemBeforeItsBytesAreKept) {
   }
   EXPECT_GE(refused, 1);
   EXPECT_LE(refused, 4);
+}
+
+TEST_F(CodecStreamTest, AnItemThatDripsInEndsWithItsTime) {
+  const auto stream = Open(CodecOp::kEncode);
+  v1::CodecRequest request;
+  *request.mutable_item() = blocks_.ToEncode(0);
+  stream->Receive(Message(request, std::span(blocks_.raw(0)).first(100)));
+  EXPECT_GT(memory_.used_bytes(), 0u);
+  clock_.Advance(limits_.item_timeout_max + std::chrono::seconds(1));
+  stream->Receive(Message({}, std::span(blocks_.raw(0)).subspan(100, 100)));
+  const auto answers = TakeAnswers(*stream, 1);
+  EXPECT_EQ(answers.at(0).result.status().code(),
+            static_cast<int>(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(memory_.used_bytes(), 0u);
+}
+
+TEST_F(CodecStreamTest, AnItemThatTakesMoreThanAStreamMayHoldIsRefused) {
+  // Granted for being alone, it would keep everybody else waiting.
+  ByteBudget small(6 * blocks_.raw_bytes());
+  const CodecStreamHost host{.queue = queue_,
+                             .memory = small,
+                             .clock = clock_,
+                             .limits = limits_,
+                             .post = [](std::function<void()>) {}};
+  const auto stream = CodecStream::Create(host, CodecOp::kEncode, [] {});
+  v1::CodecRequest request;
+  *request.mutable_open() = blocks_.Open();
+  *request.mutable_item() = blocks_.ToEncode(0);
+  stream->Receive(Message(request, {}));
+  EXPECT_EQ(small.used_bytes(), 0u);
+  const auto answers = TakeAnswers(*stream, 1);
+  EXPECT_EQ(answers.at(0).result.status().code(),
+            static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(answers.at(0).result.status().message(), HasSubstr("--memory_bytes"));
+  stream->Cancel();
+}
+
+TEST_F(CodecStreamTest, ACallerThatReadsNothingIsNotReadForEver) {
+  const auto stream = Open(CodecOp::kEncode);
+  v1::CodecItem item = blocks_.ToEncode(0);
+  item.set_block_bytes(17);
+  v1::CodecRequest request;
+  *request.mutable_item() = item;
+  int sent = 0;
+  while (stream->wants_message() && sent < 5000) {
+    stream->Receive(Message(request, {}));
+    ++sent;
+  }
+  EXPECT_EQ(sent, 1024);
+  grpc::ByteBuffer answer;
+  EXPECT_TRUE(stream->TakeResponse(&answer));
+  EXPECT_TRUE(stream->wants_message());
 }
 
 TEST_F(CodecStreamTest, ProvenanceBoundsWhatABlockIsWorth) {
