@@ -96,96 +96,81 @@ absl::StatusOr<std::vector<ReferenceBlock>> CodecWork::References(CodecJob& job,
   return blocks;
 }
 
-void CodecWork::Encode(const FrameCodec& codec, std::span<CodecJob* const> jobs) {
+void CodecWork::Encode(const FrameCodec& codec, std::span<const Ready> jobs) {
   std::vector<BlockToEncode> blocks;
-  std::vector<CodecJob*> coded;
-  std::vector<DecodedReferences> decoded(jobs.size());
-  std::vector<std::vector<ReferenceBlock>> references(jobs.size());
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    CodecJob& job = *jobs[i];
-    auto own = References(job, &decoded[i]);
-    if (!own.ok()) {
-      job.status = own.status();
-      continue;
-    }
-    references[i] = *std::move(own);
-    coded.push_back(&job);
-    blocks.push_back({.first_position = job.first_position,
-                      .session_tokens = job.session_tokens,
-                      .tokens = job.tokens,
-                      .raw = job.block.view(),
-                      .importance = job.importance,
-                      .references = references[i],
-                      .runs = job.runs});
+  for (const auto& [job, decoded, references] : jobs) {
+    blocks.push_back({.first_position = job->first_position,
+                      .session_tokens = job->session_tokens,
+                      .tokens = job->tokens,
+                      .raw = job->block.view(),
+                      .importance = job->importance,
+                      .references = references,
+                      .runs = job->runs});
   }
-  auto frames = codec.Encode(blocks, jobs.front()->quality);
-  for (std::size_t i = 0; i < coded.size(); ++i) {
+  auto frames = codec.Encode(blocks, jobs.front().job->quality);
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    CodecJob& job = *jobs[i].job;
     if (frames.ok()) {
-      coded[i]->frame = std::move((*frames)[i]);
+      job.frame = std::move((*frames)[i]);
       continue;
     }
     // One of them at least is at fault: which?
-    auto alone = codec.Encode({&blocks[i], 1}, coded[i]->quality);
+    auto alone = codec.Encode({&blocks[i], 1}, job.quality);
     if (alone.ok()) {
-      coded[i]->frame = std::move(alone->front());
+      job.frame = std::move(alone->front());
     } else {
-      coded[i]->status = alone.status();
+      job.status = alone.status();
     }
   }
 }
 
-void CodecWork::Decode(const FrameCodec& codec, std::span<CodecJob* const> jobs) {
+void CodecWork::Decode(const FrameCodec& codec, std::span<const Ready> jobs) {
   std::vector<FrameToDecode> frames;
-  std::vector<CodecJob*> decoding;
-  std::vector<DecodedReferences> decoded(jobs.size());
-  std::vector<std::vector<ReferenceBlock>> references(jobs.size());
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    CodecJob& job = *jobs[i];
-    auto own = References(job, &decoded[i]);
-    if (!own.ok()) {
-      job.status = own.status();
-      continue;
-    }
-    references[i] = *std::move(own);
-    const std::size_t raw_bytes = job.model->geometry.raw_block_bytes();
-    job.raw = AlignedBuffer(raw_bytes);
-    decoding.push_back(&job);
+  for (const auto& [job, decoded, references] : jobs) {
+    const std::size_t raw_bytes = job->model->geometry.raw_block_bytes();
+    job->raw = AlignedBuffer(raw_bytes);
     // Was parsed by Open().
-    frames.push_back({.frame = FrameView::Parse(job.block.view()).value(),
-                      .tokens = job.tokens,
-                      .raw = {job.raw.data(), raw_bytes},
-                      .references = references[i]});
+    frames.push_back({.frame = FrameView::Parse(job->block.view()).value(),
+                      .tokens = job->tokens,
+                      .raw = {job->raw.data(), raw_bytes},
+                      .references = references});
   }
   const absl::Status all = codec.Decode(frames);
-  for (std::size_t i = 0; i < decoding.size(); ++i) {
-    decoding[i]->status = all.ok() || decoding.size() == 1 ? all : codec.Decode({&frames[i], 1});
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    jobs[i].job->status = all.ok() || jobs.size() == 1 ? all : codec.Decode({&frames[i], 1});
   }
 }
 
 void CodecWork::Run(std::span<const std::unique_ptr<CodecJob>> jobs) {
   const CodecJob& first = *jobs.front();
   const auto codec = CodecFor(*first.model, first.profile);
-  std::vector<CodecJob*> to_code;
+  std::vector<Ready> ready;
   for (const std::unique_ptr<CodecJob>& job : jobs) {
-    to_code.push_back(job.get());
     if (absl::IsNotFound(codec.status())) {
       job->status = MissingProfile(codec.status());
       job->missing_profile = first.profile;
     } else {
       job->status = codec.status();
     }
+    if (!codec.ok()) continue;
+    DecodedReferences decoded;
+    auto references = References(*job, &decoded);
+    job->status = references.status();
+    if (!references.ok()) continue;
+    ready.push_back(
+        {.job = job.get(), .decoded = std::move(decoded), .references = *std::move(references)});
   }
-  if (!codec.ok()) return;
+  if (ready.empty()) return;
   if (first.op == CodecOp::kEncode) {
-    Encode(**codec, to_code);
+    Encode(**codec, ready);
   } else {
-    Decode(**codec, to_code);
+    Decode(**codec, ready);
   }
   if (first.profile.empty()) return;
   const ProfileLevel level = shelf_.LevelOf(first.profile, first.quality);
-  for (CodecJob* job : to_code) {
-    job->mean_kl = level.mean_kl;
-    job->kl_p99 = level.kl_p99;
+  for (const Ready& coded : ready) {
+    coded.job->mean_kl = level.mean_kl;
+    coded.job->kl_p99 = level.kl_p99;
   }
 }
 

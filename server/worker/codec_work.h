@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -37,8 +38,14 @@ class CodecWork {
   absl::StatusOr<Codec> CodecFor(const CodecModel& model, const ProfileId& profile);
   // Of one job, raw. Error, which is the job's: one of them is not to be had.
   absl::StatusOr<std::vector<ReferenceBlock>> References(CodecJob& job, DecodedReferences* decoded);
-  void Encode(const FrameCodec& codec, std::span<CodecJob* const> jobs);
-  void Decode(const FrameCodec& codec, std::span<CodecJob* const> jobs);
+  // A job whose references are raw.
+  struct Ready {
+    CodecJob* job;
+    DecodedReferences decoded;
+    std::vector<ReferenceBlock> references;  // point into `decoded`
+  };
+  void Encode(const FrameCodec& codec, std::span<const Ready> jobs);
+  void Decode(const FrameCodec& codec, std::span<const Ready> jobs);
 
   ProfileShelf& shelf_;
   CodecCache codecs_;
