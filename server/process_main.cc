@@ -91,6 +91,11 @@ int RunUntilStopped(const ProcessSettings& process,
     ::_exit(server.status().code() == absl::StatusCode::kInvalidArgument ? kExitBadSettings
                                                                          : kExitCannotStart);
   }
+  {
+    // Before anybody can know of it.
+    absl::MutexLock lock(&mutex);
+    started = true;
+  }
   if (!process.ready_file.empty()) {
     const absl::Status written = WriteReadyFile(process.ready_file, server->addresses);
     if (!written.ok()) {
@@ -100,10 +105,17 @@ int RunUntilStopped(const ProcessSettings& process,
   }
   {
     absl::MutexLock lock(&mutex);
-    started = true;
     mutex.Await(absl::Condition(&asked_to_stop));
   }
   if (!process.ready_file.empty()) ::unlink(process.ready_file.c_str());
+  if (server->stop_time_max.count() > 0) {
+    std::thread([time = server->stop_time_max] {
+      std::this_thread::sleep_for(time);
+      spdlog::error("something hangs: ended after {} ms", time.count());
+      spdlog::shutdown();
+      ::_exit(kExitDidNotEnd);
+    }).detach();
+  }
   server->stop();
   spdlog::info("ended");
   return 0;

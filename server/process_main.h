@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <span>
@@ -10,16 +11,20 @@
 #include "server/flag_set.h"
 
 // What the mains of servers share. Exit codes: 0 stopped as asked; 1 the process could not start;
-// 2 the settings are wrong.
+// 2 the settings are wrong; 3 it was asked to stop and did not end in time, so that it was ended.
 namespace kvtrie {
 
 inline constexpr int kExitCannotStart = 1;
 inline constexpr int kExitBadSettings = 2;
+inline constexpr int kExitDidNotEnd = 3;
 
 // A server as its main sees it.
 struct StartedProcess {
   std::map<std::string, std::string> addresses;  // by name, for the ready file
   std::function<void()> stop;                    // drains and ends
+  // A process that keeps nothing is ended by then, whatever hangs; zero: one that may take as long
+  // as it has to.
+  std::chrono::milliseconds stop_time_max{0};
 };
 
 struct ProcessSettings {

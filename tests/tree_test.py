@@ -68,7 +68,6 @@ WITHOUT_OWN_TEST = {
     "client/ctl/verb*.cc": "tests/client/ctl/cli_test.cc",
     # main().
     "client/ctl/kvtrie_main.cc": "tests/client/ctl/cli_test.cc",
-    "server/process_main.cc": "tests/model/main_job_test.py",
     "server/server_main.cc": "tests/model/main_job_test.py",
     "server/worker/worker_main.cc": "tests/client/worker_backend_test.cc",
     # Need a device, where all of it is tested as one; without CUDA, all there is is a message.

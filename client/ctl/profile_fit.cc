@@ -59,9 +59,6 @@ constexpr InputName kInputs[] = {{"below", PredictorInput::kLayerBelow},
 constexpr std::size_t kEstimatedTexts = 2;
 constexpr std::uint32_t kEstimatedBlockTokens = 16;
 
-constexpr double kRateWeight = 0.08;
-constexpr double kImportanceStrength = 0.9;
-
 absl::Status Bad(const std::string& path, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
 }

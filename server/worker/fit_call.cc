@@ -22,8 +22,8 @@
 namespace kvtrie {
 namespace {
 
-constexpr double kRateWeight = 0.08;
-constexpr double kImportanceStrength = 0.9;
+// Whoever has the turn keeps it from others: all texts have to be here by then.
+constexpr std::chrono::minutes kTextsTime{10};
 
 grpc::Slice SliceOf(std::shared_ptr<const std::string> text, std::size_t at, std::size_t bytes) {
   auto* const owner = new std::shared_ptr<const std::string>(std::move(text));
@@ -50,7 +50,6 @@ absl::Status FitRequest::Open(const v1::FitOpen& open) {
   const KvGeometry geometry(spec_);
   token_bytes_ = geometry.raw_block_bytes() / geometry.block_tokens();
   held_bytes_ = open.material_bytes();
-  material_.reserve(open.material_bytes());
   return absl::OkStatus();
 }
 
@@ -107,6 +106,8 @@ absl::Status FitRequest::Add(const v1::FitProfileRequest& request, const BulkPay
       if (piece.size() > open_.material_bytes() - material_.size()) {
         return absl::InvalidArgumentError("data: more than open.material_bytes");
       }
+      // Not before: whoever announces bytes may have none.
+      material_.reserve(open_.material_bytes());
       material_.append(reinterpret_cast<const char*>(piece.data()), piece.size());
       continue;
     }
@@ -167,15 +168,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* FitCall::Start(
   }
   if (const absl::Status status = context.streams.Add(fit_call); !status.ok()) {
     fit_call->FinishWith(status);
-  } else if (!context.fit_turn.Take()) {
-    fit_call->FinishWith(absl::ResourceExhaustedError(
-        "another profile is being fitted here; come back later, or use another worker"));
   } else {
-    {
-      absl::MutexLock lock(&fit_call->mutex_);
-      fit_call->holds_turn_ = true;
-    }
-    fit_call->StartSendInitialMetadata();
     fit_call->ReadNext();
   }
   return fit_call.get();
@@ -203,16 +196,40 @@ void FitCall::OnReadDone(bool ok) {
     std::thread([self = shared_from_this()] { self->Fit(); }).detach();
     return;
   }
+  if (const absl::Status status = Take(); !status.ok()) {
+    FinishWith(status);
+  } else {
+    ReadNext();
+  }
+}
+
+absl::Status FitCall::Take() {
   v1::FitProfileRequest request;
   BulkPayload payload;
-  absl::Status status = ParseBulkMessage(message_, &request, &payload);
-  if (status.ok()) status = request_.Add(request, payload);
-  if (!status.ok()) {
-    FinishWith(status);
-    return;
-  }
+  KV_RETURN_IF_ERROR(ParseBulkMessage(message_, &request, &payload));
+  const Clock::Duration now = context_.streams.clock().Monotonic();
+  const bool begins = !request_.opened();
+  KV_RETURN_IF_ERROR(request_.Add(request, payload));
   context_.metrics.Received(payload.size());
-  ReadNext();
+  if (begins) {
+    texts_until_ = now + kTextsTime;
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return absl::CancelledError("ended");
+    if (!context_.fit_turn.Take()) {
+      return absl::ResourceExhaustedError(
+          "another profile is being fitted here; come back later, or use another worker");
+    }
+    holds_turn_ = true;
+    // Whoever waits for it knows that the turn is theirs.
+    StartSendInitialMetadata();
+  }
+  if (now > texts_until_) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "data: not all texts came within ", kTextsTime.count(), " minutes, and others wait"));
+  }
+  absl::MutexLock lock(&mutex_);
+  if (holds_turn_) context_.fit_turn.SetHeldBytes(request_.held_bytes());
+  return absl::OkStatus();
 }
 
 void FitCall::Fit() {
@@ -282,6 +299,10 @@ void FitCall::OnWriteDone(bool ok) {
   } else {
     FinishLocked(absl::CancelledError("the reader has gone"));
   }
+}
+
+void FitCall::OnDrain() {
+  FinishWith(absl::UnavailableError("the worker drains; fit on another one"));
 }
 
 void FitCall::OnCancel() { FinishWith(absl::CancelledError("cancelled by the client")); }

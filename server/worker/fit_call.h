@@ -20,6 +20,7 @@
 #include "server/rpc_metrics.h"
 #include "server/stream_registry.h"
 #include "server/worker/worker_context.h"
+#include "storage/base/clock.h"
 #include "storage/base/shared_bytes.h"
 #include "storage/kv/model_spec.h"
 
@@ -32,6 +33,9 @@ class FitRequest {
 
   // InvalidArgument names the field. ResourceExhausted: the texts are more than the limit.
   absl::Status Add(const v1::FitProfileRequest& request, const BulkPayload& payload);
+
+  bool opened() const { return opened_; }
+  std::size_t held_bytes() const { return held_bytes_; }
 
   // A draft (profile_draft.h). Takes minutes. `tell` is called at each hundredth; Cancelled soon
   // after `is_cancelled` has become true.
@@ -61,7 +65,8 @@ class FitRequest {
   std::vector<Sample> samples_;
 };
 
-// One FitProfile call: gathers texts, fits on a thread of its own, tells how far it is.
+// One FitProfile call: gathers texts, fits on a thread of its own, tells how far it is. Ends when
+// the worker drains: another one is as good.
 //
 // Owns itself from Start until OnDone, and until the fit has ended.
 class FitCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
@@ -71,7 +76,7 @@ class FitCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   static grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start(
       WorkerContext& context, grpc::CallbackServerContext* call);
   void Abort(const absl::Status& status) override;
-  void OnDrain() override {}
+  void OnDrain() override;
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -86,6 +91,7 @@ class FitCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
         request_(context.host.limits) {}
 
   void ReadNext();
+  absl::Status Take();
   void Fit();
   void Tell(double done_share, std::string_view doing);
   // Writes what there is: progress, or the next piece of the draft.
@@ -100,6 +106,7 @@ class FitCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   RpcProbe probe_;
 
   // Of gRPC's thread while texts come, and then of the fit's.
+  Clock::Duration texts_until_{};
   grpc::ByteBuffer message_;
   FitRequest request_;
 

@@ -200,6 +200,7 @@ WorkerGauges KvWorker::Gauges() const {
       .open_streams = streams_.stream_count(),
       .stalled_streams_total = streams_.stalled_total(),
       .memory_bytes = memory_.used_bytes(),
+      .fit_bytes = fit_turn_.held_bytes(),
       .profiles = 0,
       .profile_bytes = 0,
       .uptime_seconds =

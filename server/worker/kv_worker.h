@@ -55,6 +55,8 @@ class KvWorker {
   const CodecQueue& queue() const { return *queue_; }
   StreamRegistry& streams() { return streams_; }
   ByteBudget& memory() { return memory_; }
+  // Texts of the profile that is being fitted.
+  std::size_t fit_bytes() const { return fit_turn_.held_bytes(); }
 
   // Health fails, new items are refused, those that are here are coded. It still answers.
   void Drain();

@@ -65,9 +65,11 @@ ABSL_FLAG(absl::Duration, stream_stall_limit, absl::Seconds(30),
           "begun, for so long is ended.");
 ABSL_FLAG(absl::Duration, stuck_limit, absl::Seconds(30),
           "Health fails when a batch has been coded, or the device has not answered, for so long.");
-ABSL_FLAG(absl::Duration, drain_grace, absl::Seconds(20),
-          "Time between SIGTERM and the end in which items may finish. Keep it below the grace "
-          "period of whatever stops the worker.");
+ABSL_FLAG(
+    absl::Duration, drain_grace, absl::Seconds(20),
+    "Time between SIGTERM and the end in which items may finish; fits end at once. What still "
+    "hangs two seconds later is ended, with exit code 3. Keep it below the grace period of "
+    "whatever stops the worker.");
 
 namespace kvtrie {
 namespace {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <functional>
 #include <utility>
 
@@ -17,7 +19,8 @@
 
 namespace kvtrie {
 
-// Fitting takes all cores and much memory: one at a time. Thread-safe.
+// Fitting takes all cores and much memory: one at a time, from its first text to its profile.
+// Thread-safe.
 class FitTurn {
  public:
   // False: it is taken.
@@ -28,7 +31,11 @@ class FitTurn {
   void GiveBack() {
     absl::MutexLock lock(&mutex_);
     taken_ = false;
+    held_bytes_ = 0;
   }
+  // What the one that has the turn holds, for metrics.
+  void SetHeldBytes(std::size_t bytes) { held_bytes_ = bytes; }
+  std::size_t held_bytes() const { return held_bytes_; }
   void AwaitFree() {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(
@@ -38,6 +45,7 @@ class FitTurn {
  private:
   absl::Mutex mutex_;
   bool taken_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<std::size_t> held_bytes_{0};
 };
 
 // What the calls of a worker share. Outlives every one of them.

@@ -21,6 +21,9 @@ const char* const malloc_conf = "lg_extent_max_active_fit:40,dirty_decay_ms:6000
 namespace kvtrie {
 namespace {
 
+// What ends last are threads that code; one whose device hangs never does.
+constexpr std::chrono::milliseconds kEndTime{2'000};
+
 absl::StatusOr<StartedProcess> Start(const WorkerConfig& config) {
   auto backend = gpu::MakeBackend(config.backend);
   if (!backend.ok()) return Within("--backend: ", backend.status());
@@ -29,10 +32,12 @@ absl::StatusOr<StartedProcess> Start(const WorkerConfig& config) {
   std::shared_ptr<KvWorker> worker = *std::move(started);
   const WorkerAddresses& addresses = worker->addresses();
   return StartedProcess{.addresses = {{"listen", addresses.listen}, {"metrics", addresses.metrics}},
-                        .stop = [worker, &config]() mutable {
-                          worker->Stop(config.drain_grace);
-                          worker.reset();
-                        }};
+                        .stop =
+                            [worker, &config]() mutable {
+                              worker->Stop(config.drain_grace);
+                              worker.reset();
+                            },
+                        .stop_time_max = config.drain_grace + kEndTime};
 }
 
 int Main(std::span<const char* const> arguments) {

@@ -42,6 +42,8 @@ std::vector<Sample> SamplesOf(const WorkerGauges& gauges, const CodecQueueStats&
        std::chrono::duration<double>(queue.expected_wait).count()},
       {"kvtrie_worker_memory_bytes", "Items that are here, with what they become.",
        MetricType::Gauge, number(gauges.memory_bytes)},
+      {"kvtrie_worker_fit_bytes", "Texts of the profile that is being fitted.", MetricType::Gauge,
+       number(gauges.fit_bytes)},
       {"kvtrie_worker_codec_bytes", "Memory of codecs.", MetricType::Gauge, number(codecs.bytes)},
       {"kvtrie_worker_profiles", "Profiles that are kept.", MetricType::Gauge,
        number(gauges.profiles)},

@@ -16,6 +16,7 @@ struct WorkerGauges {
   std::uint64_t open_streams = 0;
   std::uint64_t stalled_streams_total = 0;
   std::uint64_t memory_bytes = 0;
+  std::uint64_t fit_bytes = 0;
   std::uint64_t profiles = 0;
   std::uint64_t profile_bytes = 0;
   double uptime_seconds = 0;

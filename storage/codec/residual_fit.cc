@@ -281,6 +281,7 @@ void Fit::ComputeExponents() {
   if (profile_.importance.query_heads == 0) return;
   const ImportanceEstimator estimator(profile_, RopePairs::OfLayers(spec_));
   for (std::size_t i = 0; i < rows_->sample_count(); ++i) {
+    if (IsCancelled()) return;
     const std::size_t token_count = rows_->tokens_of(i).size();
     const std::size_t rows = (token_count + kLanes - 1) / kLanes * kLanes;
     std::vector<std::vector<float>> planes;
@@ -301,7 +302,6 @@ void Fit::ComputeExponents() {
                   exponents_[level][plane].begin() + static_cast<std::ptrdiff_t>(first));
       }
     }
-    if (IsCancelled()) return;
     Report("importance", static_cast<double>(i) / static_cast<double>(rows_->sample_count()));
   }
 }
@@ -361,8 +361,10 @@ void Fit::Pass(std::size_t level, bool fit, SymbolFit& symbols) {
   for (std::uint32_t plane = 0; plane < profile_.planes.size(); ++plane) {
     PlaneProfile& of = profile_.plane_profiles[plane];
     const PlaneShape& shape = profile_.planes[plane];
+    if (IsCancelled()) return;
     const std::vector<float> rows = rows_->ReadPlane(shape);
     if (fit) FitPredictors(plane, rows, codes);
+    if (IsCancelled()) return;
     std::optional<PlaneTransform> transform(std::in_place, profile_, plane);
     std::vector<float> restored = Predict(*transform, plane, codes);
     const std::vector<float> residual = Residual(rows, restored);
@@ -373,13 +375,13 @@ void Fit::Pass(std::size_t level, bool fit, SymbolFit& symbols) {
                variances_.empty() ? 0 : variances_[plane]);
       transform.emplace(profile_, plane);
     }
+    if (IsCancelled()) return;
     std::vector<float> values(rows.size());
     transform->Analyze(residual, values);
     FitScales(plane, level, values);
     symbols.Code(profile_, plane, level, rows_->active(), exponents_[level][plane], carry_, values);
     transform->AddResidual(values, restored);
     codes.Add(plane, of, shape, restored);
-    if (IsCancelled()) return;
     Report(fit ? "predictors" : "tables",
            static_cast<double>(plane) / static_cast<double>(profile_.planes.size()));
   }
@@ -392,6 +394,7 @@ void Fit::FitCells() {
     PlaneProfile& of = profile_.plane_profiles[plane];
     const PlaneShape& shape = profile_.planes[plane];
     const std::size_t components = shape.components();
+    if (IsCancelled()) return;
     const std::vector<float> rows = rows_->ReadPlane(shape);
     std::vector<float> residual =
         Residual(rows, Predict(PlaneTransform(profile_, plane), plane, codes));
@@ -411,7 +414,6 @@ void Fit::FitCells() {
           static_cast<std::uint8_t>(std::clamp(index + 0.5, 0.0, double{kScaleIndexMax}));
     }
     codes.Add(plane, of, shape, rows);
-    if (IsCancelled()) return;
     Report("cells", static_cast<double>(plane) / static_cast<double>(profile_.planes.size()));
   }
 }

@@ -35,6 +35,10 @@ struct DifferenceFitOptions {
   double energy_carried = 0.8;
 };
 
+// Of levels that say nothing else.
+inline constexpr double kRateWeight = 0.08;
+inline constexpr double kImportanceStrength = 0.9;
+
 struct ResidualFitOptions {
   // Inputs that a layer has; those that it lacks are left out.
   std::vector<PredictorInput> inputs = {PredictorInput::kLayerBelow, PredictorInput::kTwoBelow,
@@ -56,7 +60,8 @@ struct ResidualFitOptions {
   DifferenceFitOptions differences;
   // At each hundredth of the work, and when all is done; may be empty.
   std::function<void(double done_share, std::string_view what)> progress;
-  // Asked between planes; once it is true it stays so, and the fit ends as Cancelled. May be empty.
+  // Asked several times in each plane; once it is true it stays so, and the fit ends as Cancelled.
+  // May be empty.
   std::function<bool()> is_cancelled;
 };
 

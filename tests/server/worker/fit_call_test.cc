@@ -4,15 +4,19 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "client/deadline.h"
 #include "client/model_spec_to_proto.h"
 #include "storage/base/crc32c.h"
 #include "storage/codec/profile_draft.h"
 #include "storage/codec/residual_fit.h"
 #include "tests/server/worker/running_worker.h"
 #include "tests/server/worker/worker_blocks.h"
+#include "tests/storage/base/fake_clock.h"
 
 namespace kvtrie {
 namespace {
@@ -32,6 +36,22 @@ class FitCallTest : public testing::Test {
   static void Put(std::span<const std::byte> data, v1::FitProfileRequest* request) {
     request->set_crc32c(Crc32c(data));
     request->set_data(data.data(), data.size());
+  }
+  static void Await(const std::function<bool()>& condition) {
+    const Deadline deadline = Deadline::After(std::chrono::seconds(30));
+    while (!condition()) {
+      ASSERT_FALSE(deadline.expired());
+      std::this_thread::yield();
+    }
+  }
+
+  using Stream = grpc::ClientReaderWriter<v1::FitProfileRequest, v1::FitProfileResponse>;
+  // From then on it has the turn.
+  void Begin(Stream& stream) const {
+    v1::FitProfileRequest request;
+    *request.mutable_open() = open_;
+    stream.Write(request);
+    stream.WaitForInitialMetadata();
   }
   // Sends texts, and takes what comes.
   struct Fitted {
@@ -130,14 +150,61 @@ TEST_F(FitCallTest, OneAtATime) {
   RunningWorker worker;
   grpc::ClientContext context;
   const auto first = worker.stub().FitProfile(&context);
-  v1::FitProfileRequest request;
-  *request.mutable_open() = open_;
-  first->Write(request);
-  first->WaitForInitialMetadata();
+  Begin(*first);
   EXPECT_EQ(Fit(worker).status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   context.TryCancel();
   EXPECT_EQ(first->Finish().error_code(), grpc::StatusCode::CANCELLED);
   EXPECT_TRUE(worker->streams().AwaitNone(std::chrono::seconds(10)));
+}
+
+TEST_F(FitCallTest, WhoeverSendsNothingHasNoTurn) {
+  RunningWorker worker;
+  grpc::ClientContext context;
+  const auto silent = worker.stub().FitProfile(&context);
+  grpc::ClientContext other_context;
+  const auto other = worker.stub().FitProfile(&other_context);
+  Await([&] { return worker->streams().stream_count() == 2; });
+  EXPECT_TRUE(Fit(worker).status.ok());
+  context.TryCancel();
+  other_context.TryCancel();
+  silent->Finish();
+  other->Finish();
+}
+
+TEST_F(FitCallTest, TextsThatDripLoseTheTurn) {
+  FakeClock clock;
+  RunningWorker worker(
+      [](WorkerConfig* config) { config->stream_stall_limit = std::chrono::hours(1); },
+      CpuBackend(), clock);
+  grpc::ClientContext context;
+  const auto dripping = worker.stub().FitProfile(&context);
+  Begin(*dripping);
+  clock.Advance(std::chrono::minutes(11));
+  v1::FitProfileRequest request;
+  request.mutable_sample()->set_tokens(TextOf(texts_[0].tokens));
+  dripping->Write(request);
+  v1::FitProfileResponse response;
+  EXPECT_FALSE(dripping->Read(&response));
+  const grpc::Status ended = dripping->Finish();
+  EXPECT_EQ(ended.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_THAT(ended.error_message(), HasSubstr("not all texts came"));
+  EXPECT_TRUE(Fit(worker).status.ok());
+}
+
+TEST_F(FitCallTest, ADrainEndsIt) {
+  RunningWorker worker;
+  grpc::ClientContext context;
+  const auto stream = worker.stub().FitProfile(&context);
+  Begin(*stream);
+  v1::FitProfileRequest request;
+  request.mutable_sample()->set_tokens(TextOf(texts_[0].tokens));
+  Put(texts_[0].raw, &request);
+  stream->Write(request);
+  Await([&] { return worker->fit_bytes() > 0; });
+  worker->Drain();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(worker->streams().AwaitNone(std::chrono::seconds(10)));
+  EXPECT_EQ(worker->fit_bytes(), 0u);
 }
 
 TEST_F(FitCallTest, ACancelledFitEnds) {
