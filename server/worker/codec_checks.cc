@@ -81,6 +81,22 @@ std::vector<ReferenceRun> RunsOf(const v1::CodecItem& item) {
   return runs;
 }
 
+// The codec checks it too, and then fails all blocks of its batch.
+absl::Status CheckRunTokens(const v1::CodecItem& item, const std::vector<ReferenceRun>& runs) {
+  const absl::string_view own = item.tokens();
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const absl::string_view other = item.references(runs[i].reference).tokens();
+    const std::size_t bytes = runs[i].token_count * sizeof(TokenId);
+    if (own.substr(runs[i].first_token * sizeof(TokenId), bytes) !=
+        other.substr(runs[i].offset * sizeof(TokenId), bytes)) {
+      return Invalid("runs[", i, "]: tokens from ", runs[i].first_token,
+                     " on are not those of references[", runs[i].reference, "] from ",
+                     runs[i].offset, " on");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckReferences(const v1::CodecItem& item, CodecOp op, const CodecModel& model) {
   if (static_cast<std::size_t>(item.references_size()) > kReferencesMax) {
     return Invalid("references: ", item.references_size(), " are over the limit of ",
@@ -117,7 +133,8 @@ absl::Status CheckReferences(const v1::CodecItem& item, CodecOp op, const CodecM
     return absl::OkStatus();
   }
   table.runs = RunsOf(item);
-  return Within("runs: ", table.Check(model.geometry.block_tokens()));
+  KV_RETURN_IF_ERROR(Within("runs: ", table.Check(model.geometry.block_tokens())));
+  return CheckRunTokens(item, table.runs);
 }
 
 absl::Status CheckEncoding(const v1::CodecItem& item, const CodecModel& model) {

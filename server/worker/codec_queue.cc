@@ -17,6 +17,9 @@ constexpr double kSpeedShare = 0.2;
 
 constexpr std::chrono::milliseconds kRetryAfterMin{20};
 
+// Tenants name themselves: with all their shares the queue has so many times its places at most.
+constexpr std::size_t kOverfull = 2;
+
 }  // namespace
 
 CodecQueue::CodecQueue(const CodecQueueOptions& options, Code code, Clock& clock)
@@ -47,7 +50,7 @@ CodecQueue::~CodecQueue() {
 }
 
 std::uint64_t CodecQueue::BytesOf(const CodecJob& job) {
-  return job.model->geometry.raw_block_bytes();
+  return (1 + job.references.size()) * job.model->geometry.raw_block_bytes();
 }
 
 std::optional<CodecQueue::Refusal> CodecQueue::Admit(const std::string& tenant,
@@ -69,7 +72,8 @@ std::optional<CodecQueue::Refusal> CodecQueue::Admit(const std::string& tenant,
   const auto own = tenants_.find(tenant);
   const std::size_t own_jobs = own == tenants_.end() ? 0 : own->second.waiting.size();
   const std::size_t tenants = tenants_.size() + (own == tenants_.end() ? 1 : 0);
-  if (own_jobs < options_.jobs_max / tenants) return std::nullopt;
+  const bool has_share = own_jobs < options_.jobs_max / tenants;
+  if (has_share && stats_.waiting_jobs < kOverfull * options_.jobs_max) return std::nullopt;
   return refuse(absl::StrCat(stats_.waiting_jobs, " items wait already, of ", options_.jobs_max));
 }
 
@@ -192,9 +196,12 @@ void CodecQueue::Run(std::size_t thread) {
                                                  std::make_move_iterator(taken.end()));
     code_(batch);
     const Clock::Duration coding = clock_.Monotonic() - started;
-    std::uint64_t bytes = 0;
+    std::uint64_t raw_bytes = 0, bytes = 0;
+    bool all_well = true;
     for (const std::unique_ptr<CodecJob>& job : batch) {
+      raw_bytes += job->model->geometry.raw_block_bytes();
       bytes += BytesOf(*job);
+      all_well = all_well && job->status.ok();
       job->queued = started - job->submitted;
       job->coding = coding;
       job->batch_blocks = static_cast<std::uint32_t>(batch.size());
@@ -205,10 +212,11 @@ void CodecQueue::Run(std::size_t thread) {
       stats_.running_jobs -= batch.size();
       ++stats_.batches_total;
       stats_.jobs_total += batch.size();
-      stats_.bytes_total += bytes;
+      stats_.bytes_total += raw_bytes;
       const double seconds = std::chrono::duration<double>(coding).count();
       stats_.coding_seconds_total += seconds;
-      if (seconds > 0) {
+      // What fails, fails fast.
+      if (seconds > 0 && all_well) {
         const double speed = static_cast<double>(bytes) / seconds;
         bytes_per_second_ = bytes_per_second_ == 0
                                 ? speed

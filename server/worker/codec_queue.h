@@ -96,6 +96,7 @@ class CodecQueue {
   };
   using Tenants = std::map<std::string, Tenant>;
 
+  // Raw bytes that have to be coded for it: references are decoded first.
   static std::uint64_t BytesOf(const CodecJob& job);
 
   void Run(std::size_t thread);

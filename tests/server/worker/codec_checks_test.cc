@@ -70,6 +70,9 @@ TEST_F(CodecChecksTest, ReferencesAreThoseThatAFrameMayHave) {
   EXPECT_THAT(Message(with_references(1), CodecOp::kEncode), HasSubstr("runs"));
   item.mutable_runs(0)->set_first_token(1);  // one token behind the block's end
   EXPECT_THAT(Message(item, CodecOp::kEncode), HasSubstr("runs"));
+  item.mutable_runs(0)->set_first_token(0);
+  item.mutable_references(0)->mutable_tokens()->back() ^= 1;
+  EXPECT_THAT(Message(item, CodecOp::kEncode), HasSubstr("runs[0]: tokens from 0"));
   item = with_references(2);
   item.mutable_references(1)->set_node_id(item.references(0).node_id());
   EXPECT_THAT(Message(item, CodecOp::kEncode), HasSubstr("twice"));

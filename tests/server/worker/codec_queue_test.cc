@@ -71,6 +71,8 @@ class CodecQueueTest : public testing::Test {
           }
           gate_.Wait();
           if (coding_takes_.count() > 0) clock_.Advance(coding_takes_);
+          if (!coding_fails_) return;
+          for (const auto& job : jobs) job->status = absl::InvalidArgumentError("it fails");
         },
         clock_);
   }
@@ -108,6 +110,7 @@ class CodecQueueTest : public testing::Test {
   FakeClock clock_;
   Gate gate_;
   Clock::Duration coding_takes_{};
+  bool coding_fails_ = false;
   absl::Mutex mutex_;
   std::vector<std::string> batches_;
   std::vector<std::unique_ptr<CodecJob>> done_;
@@ -221,6 +224,53 @@ TEST_F(CodecQueueTest, AFullQueueRefusesThoseWhoHaveMoreThanTheirShare) {
   EXPECT_FALSE(queue->Refuses("c", kLong).has_value());
   gate_.Open();
   AwaitDone(7);
+}
+
+TEST_F(CodecQueueTest, ManyTenantsFillItTwiceAtMost) {
+  const auto queue = MakeQueue({.threads = 1, .jobs_max = 8, .batch_tokens = 1});
+  queue->Submit(Job("x"));
+  gate_.AwaitWaiting(1);
+  // Each as many as its share is when it comes: 8, 4, 2, 2.
+  for (const char* tenant : {"aaaaaaaa", "bbbb", "cc", "dd"}) {
+    for (const char* name = tenant; *name != 0; ++name) queue->Submit(Job({*name}));
+  }
+  EXPECT_EQ(queue->Stats().waiting_jobs, 16u);
+  EXPECT_EQ(queue->Stats().refused_total, 0u);
+  queue->Submit(Job("e"));
+  EXPECT_EQ(queue->Stats().refused_total, 1u);
+  gate_.Open();
+  AwaitDone(18);
+}
+
+TEST_F(CodecQueueTest, WhatFailsTellsNothingOfTheSpeed) {
+  coding_takes_ = std::chrono::milliseconds(1);
+  coding_fails_ = true;
+  const auto queue = MakeQueue({.threads = 1, .batch_tokens = 1});
+  gate_.PassOne();
+  queue->Submit(Job("a"));
+  AwaitDone(1);
+  queue->Submit(Job("a"));
+  gate_.AwaitWaiting(1);
+  queue->Submit(Job("a"));
+  EXPECT_EQ(queue->Stats().expected_wait.count(), 0);
+  gate_.Open();
+  AwaitDone(3);
+}
+
+TEST_F(CodecQueueTest, ReferencesAreWorkToo) {
+  coding_takes_ = std::chrono::seconds(2);
+  const auto queue = MakeQueue({.threads = 1, .batch_tokens = 1});
+  gate_.PassOne();
+  queue->Submit(Job("a"));
+  AwaitDone(1);
+  queue->Submit(Job("a"));
+  gate_.AwaitWaiting(1);
+  auto job = Job("a");
+  job->references.resize(2);
+  queue->Submit(std::move(job));
+  EXPECT_EQ(queue->Stats().expected_wait, std::chrono::seconds(6));
+  gate_.Open();
+  AwaitDone(3);
 }
 
 TEST_F(CodecQueueTest, WhatWouldWaitForTooLongIsRefusedAtOnce) {
