@@ -298,6 +298,7 @@ std::vector<prometheus::MetricFamily> KvServer::CollectMetrics() const {
   add(ToMetrics(ServerGauges{
       .open_streams = streams_.stream_count(),
       .stalled_streams_total = streams_.stalled_total(),
+      .refused_streams_total = streams_.refused_total(),
       .stream_memory_bytes = stream_budget_.used_bytes() + resident_budget_.used_bytes(),
       .lane_connections = serving_ && lane_ != nullptr ? lane_->connection_count() : 0,
       .ready = Ready().ok,

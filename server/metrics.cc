@@ -246,6 +246,8 @@ std::vector<prometheus::MetricFamily> ToMetrics(const ServerGauges& gauges) {
              static_cast<double>(gauges.open_streams)),
       Family("kvtrie_stalled_streams_total", "Streams ended because their client stalled.",
              MetricType::Counter, static_cast<double>(gauges.stalled_streams_total)),
+      Family("kvtrie_refused_streams_total", "Calls refused because too many are open.",
+             MetricType::Counter, static_cast<double>(gauges.refused_streams_total)),
       Family("kvtrie_stream_memory_bytes", "Frames and announcements that streams hold.",
              MetricType::Gauge, static_cast<double>(gauges.stream_memory_bytes)),
       Family("kvtrie_lane_connections", "Connections of the shared-memory lane.", MetricType::Gauge,

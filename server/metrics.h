@@ -15,6 +15,7 @@ namespace kvtrie {
 struct ServerGauges {
   std::uint64_t open_streams = 0;
   std::uint64_t stalled_streams_total = 0;
+  std::uint64_t refused_streams_total = 0;
   std::uint64_t stream_memory_bytes = 0;
   std::uint64_t lane_connections = 0;
   bool ready = false;

@@ -8,6 +8,7 @@ absl::Status StreamRegistry::Add(const std::shared_ptr<TrackedStream>& stream) {
   absl::MutexLock lock(&mutex_);
   if (draining_) return absl::UnavailableError("the server drains; use another one");
   if (streams_.size() >= streams_max_) {
+    refused_total_.fetch_add(1, std::memory_order_relaxed);
     return absl::UnavailableError(absl::StrCat(
         "all ", streams_max_, " streams of the server are in use; retry with backoff"));
   }

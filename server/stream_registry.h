@@ -61,6 +61,8 @@ class StreamRegistry {
   bool AwaitNone(std::chrono::milliseconds timeout) const;
 
   std::size_t stream_count() const;
+  // For want of room.
+  std::uint64_t refused_total() const { return refused_total_.load(std::memory_order_relaxed); }
   std::uint64_t stalled_total() const { return stalled_total_.load(std::memory_order_relaxed); }
   Clock& clock() const { return clock_; }
 
@@ -71,6 +73,7 @@ class StreamRegistry {
   const std::chrono::milliseconds stall_limit_;
   Clock& clock_;
   std::atomic<std::uint64_t> stalled_total_{0};
+  std::atomic<std::uint64_t> refused_total_{0};
   mutable absl::Mutex mutex_;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   absl::flat_hash_map<const TrackedStream*, std::weak_ptr<TrackedStream>> streams_

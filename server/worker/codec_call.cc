@@ -60,8 +60,9 @@ void CodecCall::Pump() {
 }
 
 void CodecCall::WatchForStall() {
-  // While it waits (for memory, or for its turn) the caller owes nothing.
-  if (!writing_ && !(reading_ && stream_->owes_bytes())) {
+  // While it waits (for memory, or for its turn) the caller owes nothing. One that asks for nothing
+  // has a place that others need.
+  if (!writing_ && !(reading_ && (stream_->owes_bytes() || stream_->idle()))) {
     DisarmStall();
   } else if (!stall_is_armed() || (progress_bytes_ >= kProgressBytes && !writing_)) {
     // What is sent is no progress where answers are not read.

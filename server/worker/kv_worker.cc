@@ -170,7 +170,7 @@ void KvWorker::Tick() {
   const std::string complaint = Complaint();
   absl::MutexLock lock(&mutex_);
   const bool healthy = complaint.empty();
-  if (healthy == last_healthy_) return;
+  if (healthy == last_healthy_ || draining_) return;
   last_healthy_ = healthy;
   SetServing(healthy);
   if (healthy) {
@@ -199,7 +199,9 @@ WorkerGauges KvWorker::Gauges() const {
       .ready = Ready().ok,
       .open_streams = streams_.stream_count(),
       .stalled_streams_total = streams_.stalled_total(),
+      .refused_streams_total = streams_.refused_total(),
       .memory_bytes = memory_.used_bytes(),
+      .waiting_for_memory = memory_.waiting(),
       .fit_bytes = fit_turn_.held_bytes(),
       .profiles = 0,
       .profile_bytes = 0,
@@ -262,7 +264,10 @@ v1::DescribeResponse KvWorker::Describe() const {
 void KvWorker::Drain() {
   if (draining_.exchange(true)) return;
   spdlog::info("draining: no new items and streams");
-  if (server_ != nullptr) SetServing(false);
+  if (server_ != nullptr) {
+    absl::MutexLock lock(&mutex_);  // nobody says the opposite any more
+    SetServing(false);
+  }
   queue_->Drain();
   streams_.Drain();
 }

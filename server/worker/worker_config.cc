@@ -62,7 +62,7 @@ ABSL_FLAG(std::uint32_t, streams_per_connection_max, 256, "Calls of one connecti
 ABSL_FLAG(std::uint32_t, streams_max, 1024, "Calls of all callers at a time.");
 ABSL_FLAG(absl::Duration, stream_stall_limit, absl::Seconds(30),
           "A stream whose caller does not read, or does not send the rest of an item that it has "
-          "begun, for so long is ended.");
+          "begun, or has nothing under way, for so long is ended.");
 ABSL_FLAG(absl::Duration, stuck_limit, absl::Seconds(30),
           "Health fails when a batch has been coded, or the device has not answered, for so long.");
 ABSL_FLAG(

@@ -15,7 +15,9 @@ struct WorkerGauges {
   bool ready = false;
   std::uint64_t open_streams = 0;
   std::uint64_t stalled_streams_total = 0;
+  std::uint64_t refused_streams_total = 0;
   std::uint64_t memory_bytes = 0;
+  std::uint64_t waiting_for_memory = 0;
   std::uint64_t fit_bytes = 0;
   std::uint64_t profiles = 0;
   std::uint64_t profile_bytes = 0;

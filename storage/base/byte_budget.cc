@@ -43,4 +43,9 @@ std::size_t ByteBudget::used_bytes() const {
   return used_bytes_;
 }
 
+std::size_t ByteBudget::waiting() const {
+  absl::MutexLock lock(&mutex_);
+  return waiters_.size();
+}
+
 }  // namespace kvtrie

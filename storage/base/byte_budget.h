@@ -30,6 +30,8 @@ class ByteBudget {
   void Release(std::size_t bytes);
 
   std::size_t used_bytes() const;
+  // Requests that were not granted yet.
+  std::size_t waiting() const;
   std::size_t limit_bytes() const { return limit_bytes_; }
 
  private:

@@ -56,6 +56,7 @@ TEST_F(StreamRegistryTest, StreamsAreBoundedAndRemovalMakesRoom) {
   ASSERT_TRUE(registry_.Add(first).ok());
   ASSERT_TRUE(registry_.Add(second).ok());
   EXPECT_TRUE(absl::IsUnavailable(registry_.Add(third)));
+  EXPECT_EQ(registry_.refused_total(), 1u);
   registry_.Remove(first.get());
   EXPECT_TRUE(registry_.Add(third).ok());
 }

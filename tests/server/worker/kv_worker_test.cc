@@ -187,6 +187,27 @@ TEST_F(KvWorkerTest, ACallerThatStallsIsEnded) {
   EXPECT_EQ(worker->memory().used_bytes(), 0u);
 }
 
+TEST_F(KvWorkerTest, ACallerThatAsksForNothingKeepsNoPlace) {
+  RunningWorker worker([](WorkerConfig* config) {
+    config->stream_stall_limit = std::chrono::milliseconds(100);
+    config->streams_max = 1;
+  });
+  SendTheProfile(worker);
+  grpc::ClientContext context;
+  const auto idle = worker.stub().Encode(&context);
+  v1::CodecRequest request;
+  *request.mutable_open() = blocks_.Open();
+  idle->Write(request);
+  idle->WaitForInitialMetadata();
+  EXPECT_TRUE(absl::IsUnavailable(Encode(worker, 1).status));
+  EXPECT_EQ(Describe(worker).counters().at("kvtrie_worker_refused_streams_total"), 1u);
+  v1::CodecResponse response;
+  EXPECT_FALSE(idle->Read(&response));
+  EXPECT_EQ(idle->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  ASSERT_TRUE(worker->streams().AwaitNone(std::chrono::seconds(10)));
+  EXPECT_TRUE(Encode(worker, 1).status.ok());
+}
+
 TEST_F(KvWorkerTest, CallersOfManyThreadsAreAnswered) {
   RunningWorker worker;
   SendTheProfile(worker);

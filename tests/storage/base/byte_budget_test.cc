@@ -43,8 +43,10 @@ TEST(ByteBudgetTest, WaitersAreServedInTheOrderTheyCame) {
   EXPECT_FALSE(budget.AcquireOrWait(10, [&] { granted.push_back(3); }));
   budget.Release(50);
   EXPECT_THAT(granted, IsEmpty());
+  EXPECT_EQ(budget.waiting(), 3u);
   budget.Release(50);
   EXPECT_THAT(granted, ElementsAre(1, 2));
+  EXPECT_EQ(budget.waiting(), 1u);
   budget.Release(90);
   EXPECT_THAT(granted, ElementsAre(1, 2, 3));
 }
