@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/bulk_call.h"
 #include "server/fetch_stream.h"
 #include "server/profile_streams.h"
 #include "server/unary_call.h"
@@ -192,7 +193,11 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Fetch(grpc::CallbackSe
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CacheService::Put(
     grpc::CallbackServerContext* call) {
-  return PutCall::Start(context_, put_host_, call);
+  return BulkCall::Start({context_.streams, context_.metrics}, RpcMethod::kPut, call,
+                         [this](std::function<void()> on_change) {
+                           return PutStream::Create(put_host_, context_.limits,
+                                                    std::move(on_change));
+                         });
 }
 
 grpc::ServerUnaryReactor* CacheService::Touch(grpc::CallbackServerContext* call,

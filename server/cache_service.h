@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "kvtrie/v1/cache.grpc.pb.h"
+#include "server/engine_put_host.h"
 #include "server/local_lane_server.h"
-#include "server/put_call.h"
 #include "server/service_context.h"
 
 namespace kvtrie {

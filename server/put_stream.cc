@@ -1,7 +1,6 @@
 #include "server/put_stream.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +17,14 @@ std::shared_ptr<PutStream> PutStream::Create(PutHost& host, const RequestLimits&
 }
 
 PutStream::~PutStream() = default;
+
+absl::StatusOr<std::size_t> PutStream::ReceiveMessage(const grpc::ByteBuffer& message) {
+  auto parsed = std::make_unique<PutMessage>();
+  KV_RETURN_IF_ERROR(ParseBulkMessage(message, &parsed->request, &parsed->payload));
+  const std::size_t payload_bytes = parsed->payload.size();
+  Receive(std::move(parsed));
+  return payload_bytes;
+}
 
 void PutStream::Receive(std::unique_ptr<PutMessage> message) {
   Deferred deferred;
@@ -85,6 +92,13 @@ bool PutStream::wants_message() const {
          answer_count() < kAnswersMax;
 }
 
+std::optional<std::size_t> PutStream::TakeMessage(grpc::ByteBuffer* message) {
+  v1::PutResponse response;
+  if (!TakeResponse(&response)) return std::nullopt;
+  *message = ComposeBulkMessage(response, {});
+  return 0;
+}
+
 bool PutStream::TakeResponse(v1::PutResponse* response) {
   absl::MutexLock lock(&mutex_);
   if (answer_count() == 0) return false;
@@ -110,7 +124,7 @@ absl::Status PutStream::status() const {
   return status_;
 }
 
-bool PutStream::owes_bytes() const {
+bool PutStream::owes_progress() const {
   absl::MutexLock lock(&mutex_);
   return open_blocks_ > 0 && message_ == nullptr;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kvtrie/v1/cache.pb.h"
 #include "proto/bulk_message.h"
+#include "server/bulk_stream.h"
 #include "server/request_checks.h"
 #include "server/wire_conversion.h"
 #include "storage/base/byte_budget.h"
@@ -52,16 +54,14 @@ struct PutMessage {
   }
 };
 
-// The protocol of one stream of puts, without its transport (cache.proto, Put).
+// The protocol of one stream of puts (cache.proto, Put).
 //
-// The transport hands in one message at a time, when wants_message() says so, and after each call
-// and each `on_change` asks what there is to send and whether the stream has ended. Messages are
-// worked through in order; one that must wait (for the store to begin a put, or for memory) holds
-// up those behind it, and so the client.
+// Messages are worked through in order; one that must wait (for the store to begin a put, or for
+// memory) holds up those behind it, and so the client.
 //
-// Thread-safe. `on_change` is called on any thread, without locks. Whoever holds the stream calls
-// Cancel before letting go of it; what comes from the store afterwards is dropped.
-class PutStream : public std::enable_shared_from_this<PutStream> {
+// Thread-safe. `on_change` is called on any thread, without locks. What comes from the store after
+// Cancel is dropped.
+class PutStream final : public BulkStream, public std::enable_shared_from_this<PutStream> {
  public:
   // Puts of one stream that may be open at a time.
   static constexpr std::size_t kOpenPutsMax = 256;
@@ -77,27 +77,25 @@ class PutStream : public std::enable_shared_from_this<PutStream> {
 
   static std::shared_ptr<PutStream> Create(PutHost& host, const RequestLimits& limits,
                                            std::function<void()> on_change);
-  ~PutStream();
+  ~PutStream() override;
 
-  // REQUIRES: wants_message(), and CloseInput was not called.
+  absl::StatusOr<std::size_t> ReceiveMessage(const grpc::ByteBuffer& message) override;
   void Receive(std::unique_ptr<PutMessage> message);
-  // The client will send no more: blocks that are not complete fail, the others are still
-  // published.
-  void CloseInput();
-  // The stream broke: nothing of what was not published remains.
-  void Cancel();
+  // Blocks that are not complete fail, the others are still published.
+  void CloseInput() override;
+  // Nothing of what was not published remains.
+  void Cancel() override;
 
-  bool wants_message() const;
+  std::optional<std::size_t> TakeMessage(grpc::ByteBuffer* message) override;
   // Moves the answers that have gathered into `response`; false: there are none.
   bool TakeResponse(v1::PutResponse* response);
-  // The input was closed and all has been answered and taken.
-  bool finished() const;
-  // Not OK: the client broke the protocol; the stream ends with this.
-  absl::Status status() const;
-  // The client owes bytes of a block.
-  bool owes_bytes() const;
-  // No put is open and nothing waits.
-  bool idle() const;
+
+  bool wants_message() const override;
+  // Bytes of a block that has begun: who may put later is waited for.
+  bool owes_progress() const override;
+  bool idle() const override;
+  bool finished() const override;
+  absl::Status status() const override;
 
  private:
   enum class BlockState : std::uint8_t {

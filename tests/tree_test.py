@@ -59,7 +59,7 @@ WITHOUT_OWN_TEST = {
     "client/status_from_grpc.cc": "tests/client/client_test.cc",
     "client/worker_call.cc": "tests/client/worker_backend_test.cc",
     "server/connection_limits.cc": "tests/server/kv_server_test.cc",
-    "server/worker/codec_call.cc": "tests/server/worker/kv_worker_test.cc",
+    "server/engine_put_host.cc": "tests/server/bulk_call_test.cc",
     "server/worker/codec_service.cc": "tests/server/worker/kv_worker_test.cc",
     "server/worker/profile_call.cc": "tests/server/worker/kv_worker_test.cc",
     # One call each.

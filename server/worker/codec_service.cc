@@ -1,20 +1,29 @@
 #include "server/worker/codec_service.h"
 
+#include "server/bulk_call.h"
 #include "server/rpc_metrics.h"
-#include "server/worker/codec_call.h"
+#include "server/worker/codec_stream.h"
 #include "server/worker/fit_call.h"
 #include "server/worker/profile_call.h"
 
 namespace kvtrie {
 
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CodecService::Start(
+    RpcMethod method, CodecOp op, grpc::CallbackServerContext* call) {
+  return BulkCall::Start({context_.streams, context_.metrics}, method, call,
+                         [this, op](std::function<void()> on_change) {
+                           return CodecStream::Create(context_.host, op, std::move(on_change));
+                         });
+}
+
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CodecService::Encode(
     grpc::CallbackServerContext* call) {
-  return CodecCall::Start(context_, CodecOp::kEncode, call);
+  return Start(RpcMethod::kEncode, CodecOp::kEncode, call);
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CodecService::Decode(
     grpc::CallbackServerContext* call) {
-  return CodecCall::Start(context_, CodecOp::kDecode, call);
+  return Start(RpcMethod::kDecode, CodecOp::kDecode, call);
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CodecService::FitProfile(

@@ -32,6 +32,9 @@ class CodecService final : public CodecServiceBase {
                                      v1::DescribeResponse* response) override;
 
  private:
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start(
+      RpcMethod method, CodecOp op, grpc::CallbackServerContext* call);
+
   WorkerContext& context_;
 };
 

@@ -90,6 +90,14 @@ std::shared_ptr<CodecStream> CodecStream::Create(const CodecStreamHost& host, Co
   return std::shared_ptr<CodecStream>(new CodecStream(host, op, std::move(on_change)));
 }
 
+absl::StatusOr<std::size_t> CodecStream::ReceiveMessage(const grpc::ByteBuffer& message) {
+  auto parsed = std::make_unique<CodecMessage>();
+  KV_RETURN_IF_ERROR(ParseBulkMessage(message, &parsed->request, &parsed->payload));
+  const std::size_t payload_bytes = parsed->payload.size();
+  Receive(std::move(parsed));
+  return payload_bytes;
+}
+
 void CodecStream::Receive(std::unique_ptr<CodecMessage> message) {
   std::unique_ptr<CodecJob> complete;
   v1::CodecResult result;
@@ -420,25 +428,25 @@ bool CodecStream::NextOfLayers(v1::CodecResponse* response, std::shared_ptr<cons
   return false;
 }
 
-bool CodecStream::TakeResponse(grpc::ByteBuffer* message) {
+std::optional<std::size_t> CodecStream::TakeMessage(grpc::ByteBuffer* message) {
   v1::CodecResponse response;
   std::shared_ptr<const CodecJob> job;
   std::span<const std::byte> bytes;
   {
     absl::MutexLock lock(&mutex_);
-    if (cancelled_) return false;
+    if (cancelled_) return std::nullopt;
     const bool more =
         layer_major_ ? NextOfLayers(&response, &job, &bytes) : NextPiece(&response, &job, &bytes);
-    if (!more) return false;
+    if (!more) return std::nullopt;
   }
   if (bytes.empty()) {
     *message = ComposeBulkMessage(response, {});
-    return true;
+    return 0;
   }
   response.set_crc32c(Crc32c(bytes));
   const grpc::Slice slice = SliceOf(bytes, std::move(job));
   *message = ComposeBulkMessage(response, {&slice, 1});
-  return true;
+  return bytes.size();
 }
 
 void CodecStream::CloseInput() {
@@ -478,13 +486,17 @@ bool CodecStream::wants_message() const {
   return layer_major_ || held_bytes_ <= host_.memory.limit_bytes() / kMemoryShare;
 }
 
-bool CodecStream::owes_bytes() const {
+bool CodecStream::owes_progress() const {
   absl::MutexLock lock(&mutex_);
-  return model_ == nullptr || (incoming_ != nullptr && incoming_->job != nullptr);
+  return (incoming_ != nullptr && incoming_->job != nullptr) || IsIdle();
 }
 
 bool CodecStream::idle() const {
   absl::MutexLock lock(&mutex_);
+  return IsIdle();
+}
+
+bool CodecStream::IsIdle() const {
   return (incoming_ == nullptr || incoming_->job == nullptr) && in_queue_ == 0 && answers_.empty();
 }
 

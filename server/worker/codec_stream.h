@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kvtrie/v1/codec.pb.h"
 #include "proto/bulk_message.h"
+#include "server/bulk_stream.h"
 #include "server/worker/codec_checks.h"
 #include "server/worker/codec_job.h"
 #include "server/worker/codec_queue.h"
@@ -41,36 +43,31 @@ struct CodecMessage {
   BulkPayload payload;
 };
 
-// One Encode or Decode call without its transport: takes messages, hands items to the queue, gives
+// The protocol of one Encode or Decode call: takes messages, hands items to the queue, gives
 // answers. The server's memory is taken before an item's bytes are; while there is none, the stream
 // wants no messages, and that is what slows its caller down.
 //
 // Thread-safe. `on_change` is called without locks whenever there may be something to do: to read,
 // to write, or to end.
-class CodecStream : public std::enable_shared_from_this<CodecStream> {
+class CodecStream final : public BulkStream, public std::enable_shared_from_this<CodecStream> {
  public:
   static std::shared_ptr<CodecStream> Create(const CodecStreamHost& host, CodecOp op,
                                              std::function<void()> on_change);
 
-  // REQUIRES: wants_message() since the last one.
+  absl::StatusOr<std::size_t> ReceiveMessage(const grpc::ByteBuffer& message) override;
   void Receive(std::unique_ptr<CodecMessage> message);
-  // The caller sends no more.
-  void CloseInput();
-  // Drops what is not answered; nothing is called any more.
-  void Cancel();
+  void CloseInput() override;
+  // Drops what is not answered.
+  void Cancel() override;
 
-  bool wants_message() const;
-  // The caller has begun something that it has not finished.
-  bool owes_bytes() const;
-  // Nothing is under way.
-  bool idle() const;
-  // All is answered, and nothing more can come.
-  bool finished() const;
-  // Not OK: the stream has to end with it.
-  absl::Status status() const;
+  std::optional<std::size_t> TakeMessage(grpc::ByteBuffer* message) override;
 
-  // The next message; false: there is none yet.
-  bool TakeResponse(grpc::ByteBuffer* message);
+  bool wants_message() const override;
+  // One that asks for nothing, too: it has a place that others need.
+  bool owes_progress() const override;
+  bool idle() const override;
+  bool finished() const override;
+  absl::Status status() const override;
 
  private:
   // An item whose bytes arrive.
@@ -105,6 +102,7 @@ class CodecStream : public std::enable_shared_from_this<CodecStream> {
   // Where the next bytes of the item go, as far as they belong together.
   std::span<std::byte> Place(CodecJob& job, std::uint64_t at) const;
   void FailIncoming(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsIdle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Hands over an item that is whole.
   void Submit(std::unique_ptr<CodecJob> job, v1::CodecResult result);
   void OnDone(std::unique_ptr<CodecJob> job, v1::CodecResult result);

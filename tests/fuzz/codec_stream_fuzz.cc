@@ -99,7 +99,7 @@ void Run(Worker& worker, std::span<const std::uint8_t> input) {
       }
       stream->Receive(std::move(message));
       grpc::ByteBuffer answer;
-      while (stream->TakeResponse(&answer)) answer.Clear();
+      while (stream->TakeMessage(&answer)) answer.Clear();
     }
     if ((flags & kClosesInput) != 0 && stream->wants_message()) {
       stream->CloseInput();
@@ -107,7 +107,7 @@ void Run(Worker& worker, std::span<const std::uint8_t> input) {
       while (stream->status().ok()) {
         const int before = changes->count();
         grpc::ByteBuffer answer;
-        while (stream->TakeResponse(&answer)) answer.Clear();
+        while (stream->TakeMessage(&answer)) answer.Clear();
         if (stream->finished()) break;
         changes->AwaitOther(before);
       }

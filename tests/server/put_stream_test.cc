@@ -271,7 +271,7 @@ TEST_F(PutStreamTest, MessagesWaitUntilThePutHasBegun) {
   message.Announce(1, 1).set_eager(true);
   stream_->Receive(message.Block(1, 0).Take());
   EXPECT_FALSE(stream_->wants_message());
-  EXPECT_FALSE(stream_->owes_bytes());
+  EXPECT_FALSE(stream_->owes_progress());
   ASSERT_TRUE(host_.held_begin.has_value());
   (*host_.held_begin)();
   EXPECT_GT(changes_, 0);
@@ -340,7 +340,7 @@ TEST_F(PutStreamTest, ClosingFailsWhatIsIncompleteAndStillPublishesTheRest) {
   message.Announce(1, 4).set_eager(true);
   message.Block(1, 0).Chunk(1, 1, 0, "half");
   stream_->Receive(message.Take());
-  EXPECT_TRUE(stream_->owes_bytes());
+  EXPECT_TRUE(stream_->owes_progress());
   stream_->CloseInput();
   EXPECT_FALSE(stream_->finished());
   host_.store.ReleaseFinishes();

@@ -128,7 +128,7 @@ class CodecStreamTest : public testing::Test {
         before = changes_;
       }
       grpc::ByteBuffer buffer;
-      if (!stream.TakeResponse(&buffer)) {
+      if (!stream.TakeMessage(&buffer)) {
         absl::MutexLock lock(&mutex_);
         const auto changed = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return changes_ != before; };
         if (!mutex_.AwaitWithTimeout(absl::Condition(&changed), absl::Seconds(10))) {
@@ -222,7 +222,7 @@ TEST_F(CodecStreamTest, LayersComeInOrderOverAllItems) {
   // One that fails takes no part.
   Send(*stream, blocks_.ToDecode(3, 1000), {std::vector<std::byte>(1000)});
   grpc::ByteBuffer nothing;
-  EXPECT_FALSE(stream->TakeResponse(&nothing));
+  EXPECT_FALSE(stream->TakeMessage(&nothing));
   stream->CloseInput();
   const auto answers = TakeAnswers(*stream, 4);
   for (std::size_t i = 0; i < 3; ++i) {
@@ -237,7 +237,7 @@ TEST_F(CodecStreamTest, LayersComeInOrderOverAllItems) {
       EXPECT_EQ(order_[at], std::pair(item, std::uint64_t{geometry.layer_begin(layer)}));
     }
   }
-  EXPECT_FALSE(stream->TakeResponse(&nothing));
+  EXPECT_FALSE(stream->TakeMessage(&nothing));
   EXPECT_TRUE(stream->finished());
 }
 
@@ -508,7 +508,7 @@ TEST_F(CodecStreamTest, ACallerThatReadsNothingIsNotReadForEver) {
   }
   EXPECT_EQ(sent, 1024);
   grpc::ByteBuffer answer;
-  EXPECT_TRUE(stream->TakeResponse(&answer));
+  EXPECT_TRUE(stream->TakeMessage(&answer));
   EXPECT_TRUE(stream->wants_message());
 }
 

@@ -15,6 +15,7 @@
 #include "storage/base/crc32c.h"
 #include "tests/server/worker/running_worker.h"
 #include "tests/server/worker/worker_blocks.h"
+#include "tests/storage/base/fake_clock.h"
 
 namespace kvtrie {
 namespace {
@@ -188,11 +189,15 @@ TEST_F(KvWorkerTest, ACallerThatStallsIsEnded) {
 }
 
 TEST_F(KvWorkerTest, ACallerThatAsksForNothingKeepsNoPlace) {
-  RunningWorker worker([](WorkerConfig* config) {
-    config->stream_stall_limit = std::chrono::milliseconds(100);
-    config->streams_max = 1;
-  });
+  FakeClock clock;
+  RunningWorker worker(
+      [](WorkerConfig* config) {
+        config->stream_stall_limit = std::chrono::milliseconds(100);
+        config->streams_max = 1;
+      },
+      CpuBackend(), clock);
   SendTheProfile(worker);
+  ASSERT_TRUE(worker->streams().AwaitNone(std::chrono::seconds(10)));
   grpc::ClientContext context;
   const auto idle = worker.stub().Encode(&context);
   v1::CodecRequest request;
@@ -201,6 +206,7 @@ TEST_F(KvWorkerTest, ACallerThatAsksForNothingKeepsNoPlace) {
   idle->WaitForInitialMetadata();
   EXPECT_TRUE(absl::IsUnavailable(Encode(worker, 1).status));
   EXPECT_EQ(Describe(worker).counters().at("kvtrie_worker_refused_streams_total"), 1u);
+  clock.Advance(std::chrono::milliseconds(100));
   v1::CodecResponse response;
   EXPECT_FALSE(idle->Read(&response));
   EXPECT_EQ(idle->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);

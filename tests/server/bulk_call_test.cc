@@ -1,4 +1,4 @@
-#include "server/put_call.h"
+#include "server/bulk_call.h"
 
 #include <gmock/gmock.h>
 
@@ -9,7 +9,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class PutCallTest : public ::testing::Test {
+class BulkCallTest : public ::testing::Test {
  protected:
   void Start(const std::function<void(ServerConfig*)>& change = {}) {
     server_ = std::make_unique<RunningServer>(change);
@@ -37,7 +37,7 @@ class PutCallTest : public ::testing::Test {
   std::string model_;
 };
 
-TEST_F(PutCallTest, PlanFirstThenTheMissingBlocks) {
+TEST_F(BulkCallTest, PlanFirstThenTheMissingBlocks) {
   Start();
   PutPath(server_->cache(), model_, 2);
   grpc::ClientContext context;
@@ -61,7 +61,7 @@ TEST_F(PutCallTest, PlanFirstThenTheMissingBlocks) {
   EXPECT_EQ(LookUp(server_->cache(), model_, PathTokens(4)).matched_blocks(), 4u);
 }
 
-TEST_F(PutCallTest, ManyPutsShareAStream) {
+TEST_F(BulkCallTest, ManyPutsShareAStream) {
   Start();
   grpc::ClientContext context;
   auto stream = server_->cache().Put(&context);
@@ -86,7 +86,7 @@ TEST_F(PutCallTest, ManyPutsShareAStream) {
 
 // Answers of earlier blocks are ready while later messages arrive: whichever thread reads on, no
 // message may pass another.
-TEST_F(PutCallTest, MessagesStayInOrderWhileAnswersCome) {
+TEST_F(BulkCallTest, MessagesStayInOrderWhileAnswersCome) {
   Start();
   constexpr std::uint32_t kPuts = 400;
   grpc::ClientContext context;
@@ -112,7 +112,7 @@ TEST_F(PutCallTest, MessagesStayInOrderWhileAnswersCome) {
   for (const v1::PutDone& done : all.dones()) EXPECT_EQ(done.stored_blocks(), 1u);
 }
 
-TEST_F(PutCallTest, FirstBlockBehindThePrefixIsRefused) {
+TEST_F(BulkCallTest, FirstBlockBehindThePrefixIsRefused) {
   Start();
   grpc::ClientContext context;
   auto stream = server_->cache().Put(&context);
@@ -127,7 +127,7 @@ TEST_F(PutCallTest, FirstBlockBehindThePrefixIsRefused) {
   EXPECT_THAT(response.plans(0).status().message(), HasSubstr("first_block"));
 }
 
-TEST_F(PutCallTest, OneBadItemFailsAloneAndTheRestLands) {
+TEST_F(BulkCallTest, OneBadItemFailsAloneAndTheRestLands) {
   Start();
   grpc::ClientContext context;
   auto stream = server_->cache().Put(&context);
@@ -158,7 +158,7 @@ TEST_F(PutCallTest, OneBadItemFailsAloneAndTheRestLands) {
   EXPECT_EQ(LookUp(server_->cache(), model_, PathTokens(1, 4)).matched_blocks(), 0u);
 }
 
-TEST_F(PutCallTest, BytesThatAreNoMessageEndTheStream) {
+TEST_F(BulkCallTest, BytesThatAreNoMessageEndTheStream) {
   Start();
   grpc::ClientContext context;
   auto stream = server_->cache().Put(&context);
@@ -172,7 +172,7 @@ TEST_F(PutCallTest, BytesThatAreNoMessageEndTheStream) {
   EXPECT_THAT(status.error_message(), HasSubstr("data"));
 }
 
-TEST_F(PutCallTest, StalledWriterIsEndedAndLeavesNothing) {
+TEST_F(BulkCallTest, StalledWriterIsEndedAndLeavesNothing) {
   Start([](ServerConfig* config) { config->stream_stall_limit = std::chrono::milliseconds(100); });
   grpc::ClientContext context;
   auto stream = server_->cache().Put(&context);
@@ -192,7 +192,7 @@ TEST_F(PutCallTest, StalledWriterIsEndedAndLeavesNothing) {
 }
 
 // A byte now and then is no progress: memory of an open block would be held for ever.
-TEST_F(PutCallTest, DrippingWriterIsEnded) {
+TEST_F(BulkCallTest, DrippingWriterIsEnded) {
   Start([](ServerConfig* config) { config->stream_stall_limit = std::chrono::milliseconds(200); });
   grpc::ClientContext context;
   auto stream = server_->cache().Put(&context);
@@ -224,7 +224,7 @@ TEST_F(PutCallTest, DrippingWriterIsEnded) {
   AwaitTrue([this] { return Held() == 0; });
 }
 
-TEST_F(PutCallTest, IdleStreamsDoNotStall) {
+TEST_F(BulkCallTest, IdleStreamsDoNotStall) {
   Start([](ServerConfig* config) { config->stream_stall_limit = std::chrono::milliseconds(100); });
   grpc::ClientContext context;
   auto stream = server_->cache().Put(&context);
@@ -253,7 +253,7 @@ TEST_F(PutCallTest, IdleStreamsDoNotStall) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(PutCallTest, BrokenStreamsLeaveNothing) {
+TEST_F(BulkCallTest, BrokenStreamsLeaveNothing) {
   Start();
   for (std::uint32_t i = 0; i < 100; ++i) {
     grpc::ClientContext context;
@@ -271,7 +271,7 @@ TEST_F(PutCallTest, BrokenStreamsLeaveNothing) {
   EXPECT_EQ(LookUp(server_->cache(), model_, PathTokens(2, 100)).matched_blocks(), 0u);
 }
 
-TEST_F(PutCallTest, WritersWaitForMemoryAndAllFinish) {
+TEST_F(BulkCallTest, WritersWaitForMemoryAndAllFinish) {
   Start([](ServerConfig* config) { config->engine.put_memory_bytes = std::uint64_t{1} << 20; });
   std::vector<std::thread> writers;
   for (std::uint32_t seed = 1; seed <= 4; ++seed) {
@@ -283,7 +283,7 @@ TEST_F(PutCallTest, WritersWaitForMemoryAndAllFinish) {
   AwaitTrue([this] { return Held() == 0; });
 }
 
-TEST_F(PutCallTest, TooManyStreamsAreUnavailable) {
+TEST_F(BulkCallTest, TooManyStreamsAreUnavailable) {
   Start([](ServerConfig* config) { config->streams_max = 1; });
   grpc::ClientContext context;
   auto stream = server_->cache().Put(&context);
