@@ -3,11 +3,14 @@
 #include <grpcpp/support/slice.h>
 
 #include <algorithm>
+#include <functional>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/status_translation.h"
 #include "server/wire_conversion.h"
+#include "storage/base/byte_budget.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
 
@@ -22,18 +25,50 @@ grpc::Slice MakeSlice(std::shared_ptr<AlignedBuffer> piece, std::size_t bytes) {
                      owner);
 }
 
+// What the store holds of a profile before it writes it (profile_store.h).
+constexpr std::size_t kUploadMemoryBytes = std::size_t{1} << 20;
+
+// A profile on its way into the store, with the memory that it takes meanwhile.
+class StoreUpload final : public ProfileSink {
+ public:
+  static absl::StatusOr<std::unique_ptr<ProfileSink>> Begin(ServiceContext& context,
+                                                            std::uint64_t total_bytes,
+                                                            const ProfileId& expected) {
+    ByteBudget& budget = context.stream_budget;
+    // Uploads may be slow: half of it is left for reads.
+    if (!budget.TryAcquire(kUploadMemoryBytes, budget.limit_bytes() / 2)) {
+      return absl::ResourceExhaustedError("memory for open streams is in use; retry with backoff");
+    }
+    ByteReservation reservation(&budget, kUploadMemoryBytes);
+    KV_ASSIGN_OR_RETURN(auto upload,
+                        context.engine.BeginProfile(kBuiltInTenant, total_bytes, expected));
+    return std::unique_ptr<ProfileSink>(new StoreUpload(std::move(reservation), std::move(upload)));
+  }
+
+  absl::Status Append(std::span<const std::byte> bytes) override { return upload_->Append(bytes); }
+  absl::StatusOr<StoredProfile> Commit() override { return upload_->Commit(); }
+
+ private:
+  StoreUpload(ByteReservation reservation, std::unique_ptr<Engine::ProfileUpload> upload)
+      : reservation_(std::move(reservation)), upload_(std::move(upload)) {}
+
+  const ByteReservation reservation_;
+  const std::unique_ptr<Engine::ProfileUpload> upload_;
+};
+
 }  // namespace
 
 // ---- PutProfile
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* ProfilePutStream::Start(
-    ServiceContext& context, grpc::CallbackServerContext* call, grpc::ByteBuffer* response) {
-  const std::shared_ptr<ProfilePutStream> stream(new ProfilePutStream(context, call, response));
+    ProfilePutHost host, grpc::CallbackServerContext* call, grpc::ByteBuffer* response) {
+  const std::shared_ptr<ProfilePutStream> stream(
+      new ProfilePutStream(std::move(host), call, response));
   {
     absl::MutexLock lock(&stream->mutex_);
     stream->self_ = stream;
   }
-  if (const absl::Status status = context.streams.Add(stream); !status.ok()) {
+  if (const absl::Status status = stream->host_.streams.Add(stream); !status.ok()) {
     stream->FinishWith(status);
   } else {
     stream->ReadNext();
@@ -41,10 +76,25 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* ProfilePutStream::Start(
   return stream.get();
 }
 
+grpc::ServerReadReactor<grpc::ByteBuffer>* ProfilePutStream::Start(
+    ServiceContext& context, grpc::CallbackServerContext* call, grpc::ByteBuffer* response) {
+  ProfilePutHost host{
+      .streams = context.streams,
+      .metrics = context.metrics,
+      .method = RpcMethod::kPutProfile,
+      .post = [&engine = context.engine](
+                  std::function<void()> work) { return engine.RunBlocking(std::move(work)); },
+      .begin =
+          [&context](std::uint64_t total_bytes, const ProfileId& expected) {
+            return StoreUpload::Begin(context, total_bytes, expected);
+          }};
+  return Start(std::move(host), call, response);
+}
+
 void ProfilePutStream::ReadNext() {
   absl::MutexLock lock(&mutex_);
   if (finished_) return;
-  ArmStall(context_.streams.clock().Monotonic());
+  ArmStall(host_.streams.clock().Monotonic());
   StartRead(&message_);
 }
 
@@ -54,7 +104,7 @@ void ProfilePutStream::OnReadDone(bool ok) {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
   }
-  const bool queued = context_.engine.RunBlocking([self = shared_from_this(), ok] {
+  const bool queued = host_.post([self = shared_from_this(), ok] {
     if (ok) {
       self->TakeMessage();
     } else {
@@ -65,47 +115,19 @@ void ProfilePutStream::OnReadDone(bool ok) {
 }
 
 void ProfilePutStream::TakeMessage() {
-  if (const absl::Status status = Append(); !status.ok()) {
-    upload_.reset();  // whoever sees the answer sees nothing of it
-    FinishWith(status);
-  } else {
-    ReadNext();
-  }
-}
-
-absl::Status ProfilePutStream::Append() {
   v1::PutProfileRequest request;
   BulkPayload payload;
-  KV_RETURN_IF_ERROR(ParseBulkMessage(message_, &request, &payload));
-  KV_RETURN_IF_ERROR(
-      CheckPutProfile(request, payload.size(), /*is_first=*/upload_ == nullptr, received_bytes_));
-  if (upload_ == nullptr) {
-    KV_ASSIGN_OR_RETURN(upload_, context_.engine.BeginProfile(
-                                     kBuiltInTenant, request.total_bytes(),
-                                     IdFromProto<ProfileId>(request.expected_profile_id())));
+  absl::Status status = ParseBulkMessage(message_, &request, &payload);
+  if (status.ok()) status = upload_.Take(request, payload);
+  if (!status.ok()) {
+    FinishWith(status);
+    return;
   }
-  context_.metrics.Received(payload.size());
-  std::size_t begin = 0;
-  for (const v1::Chunk& chunk : request.chunks()) {
-    const auto pieces = payload.Range(begin, chunk.bytes());
-    std::uint32_t crc = 0;
-    for (const auto& piece : pieces) crc = Crc32c(piece, crc);
-    if (crc != chunk.crc32c()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("chunks.crc32c: the chunk at offset ", chunk.offset(), " does not match"));
-    }
-    for (const auto& piece : pieces) KV_RETURN_IF_ERROR(upload_->Append(piece));
-    begin += chunk.bytes();
-    received_bytes_ += chunk.bytes();
-  }
-  return absl::OkStatus();
+  host_.metrics.Received(payload.size());
+  ReadNext();
 }
 
 void ProfilePutStream::Commit() {
-  if (upload_ == nullptr) {
-    FinishWith(absl::InvalidArgumentError("total_bytes: no message came"));
-    return;
-  }
   bool is_cancelled;
   {
     absl::MutexLock lock(&mutex_);
@@ -116,18 +138,15 @@ void ProfilePutStream::Commit() {
     FinishWith(absl::CancelledError("cancelled by the client"));
     return;
   }
-  auto profile = upload_->Commit();
-  upload_.reset();
-  if (!profile.ok()) {
-    FinishWith(profile.status());
+  const auto response = upload_.Commit();
+  if (!response.ok()) {
+    FinishWith(response.status());
     return;
   }
-  v1::PutProfileResponse response;
-  ToProto(*profile, response.mutable_profile());
   {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
-    *response_ = ComposeBulkMessage(response, {});
+    *response_ = ComposeBulkMessage(*response, {});
   }
   FinishWith(absl::OkStatus());
 }
@@ -146,7 +165,7 @@ void ProfilePutStream::OnCancel() { FinishWith(absl::CancelledError("cancelled b
 void ProfilePutStream::Abort(const absl::Status& status) { FinishWith(status); }
 
 void ProfilePutStream::OnDone() {
-  context_.streams.Remove(this);
+  host_.streams.Remove(this);
   std::shared_ptr<ProfilePutStream> self;
   absl::MutexLock lock(&mutex_);
   self = std::move(self_);

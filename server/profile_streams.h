@@ -5,28 +5,44 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "kvtrie/v1/cache.pb.h"
 #include "proto/bulk_message.h"
+#include "server/profile_upload.h"
 #include "server/rpc_metrics.h"
 #include "server/service_context.h"
 #include "server/stream_registry.h"
 
 namespace kvtrie {
 
-// One PutProfile call: a message is read, its bytes are written by a thread of the engine, and only
-// then the next one is read.
+// What a PutProfile call needs of the process around it. What it refers to outlives the call.
+struct ProfilePutHost {
+  StreamRegistry& streams;
+  RpcMetrics& metrics;
+  RpcMethod method;
+  // Runs work that may block on another thread. False: too much of it waits.
+  std::function<bool(std::function<void()> work)> post;
+  ProfileUpload::Begin begin;
+};
+
+// One PutProfile call, of a server or a worker: a message is read, its bytes are taken by a thread
+// that may block, and only then the next one is read.
 //
 // Owns itself from Start until OnDone.
 class ProfilePutStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
                                public TrackedStream,
                                public std::enable_shared_from_this<ProfilePutStream> {
  public:
+  static grpc::ServerReadReactor<grpc::ByteBuffer>* Start(ProfilePutHost host,
+                                                          grpc::CallbackServerContext* call,
+                                                          grpc::ByteBuffer* response);
+  // Of a server: into its store.
   static grpc::ServerReadReactor<grpc::ByteBuffer>* Start(ServiceContext& context,
                                                           grpc::CallbackServerContext* call,
                                                           grpc::ByteBuffer* response);
@@ -39,29 +55,28 @@ class ProfilePutStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   void OnDone() override;
 
  private:
-  ProfilePutStream(ServiceContext& context, grpc::CallbackServerContext* call,
+  ProfilePutStream(ProfilePutHost host, grpc::CallbackServerContext* call,
                    grpc::ByteBuffer* response)
-      : context_(context),
+      : host_(std::move(host)),
         call_(call),
         response_(response),
-        probe_(context.metrics, RpcMethod::kPutProfile) {}
+        probe_(host_.metrics, host_.method),
+        upload_(host_.begin) {}
 
   void ReadNext();
-  // Both run on a thread of the engine, one at a time.
+  // Both run on a thread of the host's, one at a time.
   void TakeMessage();
   void Commit();
-  absl::Status Append();
   void FinishWith(const absl::Status& status);
 
-  ServiceContext& context_;
+  const ProfilePutHost host_;
   grpc::CallbackServerContext* const call_;
   grpc::ByteBuffer* const response_;
   RpcProbe probe_;
 
-  // Of whoever works on the message: gRPC while it is read, a thread of the engine after that.
+  // Of whoever works on the message: gRPC while it is read, a thread of the host's after that.
   grpc::ByteBuffer message_;
-  std::unique_ptr<Engine::ProfileUpload> upload_;
-  std::uint64_t received_bytes_ = 0;
+  ProfileUpload upload_;
 
   absl::Mutex mutex_;
   std::shared_ptr<ProfilePutStream> self_ ABSL_GUARDED_BY(mutex_);

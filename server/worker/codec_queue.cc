@@ -59,7 +59,7 @@ std::optional<CodecQueue::Refusal> CodecQueue::Admit(const std::string& tenant,
     return Refusal{absl::UnavailableError("the worker drains; use another one")};
   }
   const std::chrono::milliseconds wait = ExpectedWait();
-  const auto refuse = [&](const std::string& why) {
+  const auto refuse = [&](const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     ++stats_.refused_total;
     return Refusal{absl::ResourceExhaustedError(why), std::max(wait, kRetryAfterMin)};
   };

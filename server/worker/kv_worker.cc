@@ -40,7 +40,7 @@ KvWorker::KvWorker(const WorkerConfig& config, std::unique_ptr<const CodecBacken
       backend_(std::move(backend)),
       streams_(config.streams_max, config.stream_stall_limit, clock),
       memory_(config.memory_bytes),
-      shelf_(config.profile_memory_bytes),
+      shelf_(config.profile_memory_bytes, clock),
       work_(*backend_, shelf_, config.codec_memory_bytes),
       timer_(std::make_unique<TimerThread>()),
       chores_(std::make_unique<TimerThread>()),
@@ -194,24 +194,17 @@ ProbeAnswer KvWorker::Ready() const {
 }
 
 WorkerGauges KvWorker::Gauges() const {
-  WorkerGauges gauges{
-      .backend = std::string(backend_->name()),
-      .ready = Ready().ok,
-      .open_streams = streams_.stream_count(),
-      .stalled_streams_total = streams_.stalled_total(),
-      .refused_streams_total = streams_.refused_total(),
-      .memory_bytes = memory_.used_bytes(),
-      .waiting_for_memory = memory_.waiting(),
-      .fit_bytes = fit_turn_.held_bytes(),
-      .profiles = 0,
-      .profile_bytes = 0,
-      .uptime_seconds =
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count()};
-  for (const ProfileShelf::Held& held : shelf_.List()) {
-    ++gauges.profiles;
-    gauges.profile_bytes += held.header.profile_bytes();
-  }
-  return gauges;
+  return {.backend = std::string(backend_->name()),
+          .ready = Ready().ok,
+          .open_streams = streams_.stream_count(),
+          .stalled_streams_total = streams_.stalled_total(),
+          .refused_streams_total = streams_.refused_total(),
+          .memory_bytes = memory_.used_bytes(),
+          .waiting_for_memory = memory_.waiting(),
+          .fit_bytes = fit_turn_.held_bytes(),
+          .shelf = shelf_.Stats(),
+          .uptime_seconds =
+              std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count()};
 }
 
 std::vector<prometheus::MetricFamily> KvWorker::CollectMetrics() const {

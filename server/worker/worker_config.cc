@@ -54,7 +54,8 @@ ABSL_FLAG(ByteSize, fit_bytes_max, ByteSize{2 * kGiB},
 ABSL_FLAG(ByteSize, codec_memory_bytes, ByteSize{1 * kGiB},
           "Codecs that are kept, made of profiles; each takes about twice its profile.");
 ABSL_FLAG(ByteSize, profile_memory_bytes, ByteSize{256 * kMiB},
-          "Profiles that are kept. Callers send those that are missing again.");
+          "Profiles that are kept, and as much again for those on their way. Callers send those "
+          "that are missing again; none goes that was used within 30 s.");
 ABSL_FLAG(ByteSize, grpc_memory_bytes, ByteSize{512 * kMiB},
           "Ceiling on what gRPC buffers. A last resort: calls fail when it is reached.");
 ABSL_FLAG(ByteSize, message_bytes_max, ByteSize{8 * kMiB}, "Largest message that is received.");

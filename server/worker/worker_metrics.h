@@ -6,6 +6,7 @@
 
 #include "prometheus/metric_family.h"
 #include "server/worker/codec_queue.h"
+#include "server/worker/profile_shelf.h"
 #include "storage/codec/codec_cache.h"
 
 namespace kvtrie {
@@ -19,8 +20,7 @@ struct WorkerGauges {
   std::uint64_t memory_bytes = 0;
   std::uint64_t waiting_for_memory = 0;
   std::uint64_t fit_bytes = 0;
-  std::uint64_t profiles = 0;
-  std::uint64_t profile_bytes = 0;
+  ProfileShelfStats shelf;
   double uptime_seconds = 0;
 };
 

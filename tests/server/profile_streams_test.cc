@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
 #include <filesystem>
 
 #include "tests/server/coded_blocks.h"
@@ -241,6 +242,31 @@ TEST(ProfileStreamsTest, WhatDoesNotFitTheDiskIsRefusedBeforeItIsSent) {
   request.set_total_bytes(std::uint64_t{100} << 20);
   stream->Write(request);
   EXPECT_EQ(stream->Finish().error_code(), kResourceExhausted);
+}
+
+// Each takes memory of the streams', of which a half is left for reads.
+TEST(ProfileStreamsTest, ProfilesOnTheirWayHaveTheirBound) {
+  RunningServer server(
+      [](ServerConfig* config) { config->stream_memory_bytes = std::size_t{4} << 20; });
+  v1::PutProfileRequest announcement;
+  announcement.set_total_bytes(3000);
+  struct Call {
+    grpc::ClientContext context;
+    v1::PutProfileResponse response;
+    std::unique_ptr<grpc::ClientWriter<v1::PutProfileRequest>> writer;
+  };
+  std::array<Call, 2> slow;
+  for (Call& call : slow) {
+    call.writer = server.cache().PutProfile(&call.context, &call.response);
+    ASSERT_TRUE(call.writer->Write(announcement));
+  }
+  AwaitTrue([&] { return FileCount(server) == slow.size(); });
+  v1::PutProfileResponse response;
+  EXPECT_EQ(PutProfile(server.cache(), TestProfile(), &response).error_code(), kResourceExhausted);
+  for (Call& call : slow) call.context.TryCancel();
+  for (Call& call : slow) call.writer->Finish();
+  AwaitTrue([&] { return server.server().stream_budget().used_bytes() == 0; });
+  EXPECT_TRUE(PutProfile(server.cache(), TestProfile(), &response).ok());
 }
 
 }  // namespace

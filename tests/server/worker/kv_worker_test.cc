@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "client/worker_call.h"
+#include "server/request_checks.h"
 #include "storage/base/crc32c.h"
 #include "tests/server/worker/running_worker.h"
 #include "tests/server/worker/worker_blocks.h"
@@ -157,6 +159,63 @@ TEST_F(KvWorkerTest, ProfilesAreTakenWholeOrNotAtAll) {
   EXPECT_TRUE(absl::IsResourceExhausted(
       SendProfile(worker.channel(), std::vector<std::byte>(5 << 20), Soon())));
   EXPECT_EQ(Describe(worker).profiles_size(), 0);
+}
+
+TEST_F(KvWorkerTest, AProfileOfAnotherIdThanExpectedIsNotKept) {
+  RunningWorker worker;
+  const std::vector<std::byte>& profile = blocks_.profile();
+  const auto put = [&](std::string_view expected) {
+    grpc::ClientContext context;
+    v1::PutProfileResponse response;
+    const auto writer = worker.stub().PutProfile(&context, &response);
+    v1::PutProfileRequest request;
+    request.set_total_bytes(profile.size());
+    request.set_expected_profile_id(std::string(expected));
+    for (std::size_t at = 0; at < profile.size(); at += kChunkBytesMax) {
+      const auto piece = std::span(profile).subspan(
+          at, std::min<std::size_t>(kChunkBytesMax, profile.size() - at));
+      v1::Chunk* const chunk = request.add_chunks();
+      chunk->set_offset(at);
+      chunk->set_bytes(static_cast<std::uint32_t>(piece.size()));
+      chunk->set_crc32c(Crc32c(piece));
+    }
+    request.set_data(profile.data(), profile.size());
+    writer->Write(request);
+    writer->WritesDone();
+    return writer->Finish();
+  };
+  const grpc::Status status = put(std::string(16, 'x'));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("expected_profile_id"));
+  EXPECT_EQ(Describe(worker).profiles_size(), 0);
+  EXPECT_TRUE(put(blocks_.profile_id().view()).ok());
+  EXPECT_EQ(Describe(worker).profiles_size(), 1);
+}
+
+TEST_F(KvWorkerTest, ProfilesOnTheirWayHaveTheirBound) {
+  RunningWorker worker([](WorkerConfig* config) { config->profile_memory_bytes = 4 << 20; });
+  v1::PutProfileRequest announcement;
+  announcement.set_total_bytes(4 << 20);
+  const Deadline deadline = Soon();
+  absl::Status refused;
+  // Until the one that announces all of it is the first to come.
+  while (!absl::IsResourceExhausted(refused) && !deadline.expired()) {
+    grpc::ClientContext context;
+    v1::PutProfileResponse response;
+    const auto slow = worker.stub().PutProfile(&context, &response);
+    slow->Write(announcement);
+    refused = SendProfile(worker.channel(), std::vector<std::byte>(2000), deadline);
+    context.TryCancel();
+    slow->Finish();
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("on their way"));
+  // What was given up makes room again.
+  absl::Status sent = refused;
+  while (absl::IsResourceExhausted(sent) && !deadline.expired()) {
+    sent = SendProfile(worker.channel(), blocks_.profile(), deadline);
+  }
+  EXPECT_TRUE(sent.ok()) << sent;
 }
 
 TEST_F(KvWorkerTest, AMessageThatIsNoneEndsTheStreamWithItsReason) {

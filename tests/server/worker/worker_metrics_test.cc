@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 #include <string>
 
@@ -16,7 +17,7 @@ TEST(WorkerMetricsTest, NamesAreUniqueAndCountersSaySo) {
   queue.jobs_total = 5;
   std::set<std::string> names;
   for (const prometheus::MetricFamily& family :
-       ToMetrics(WorkerGauges{.backend = "cpu"}, queue, {})) {
+       ToMetrics(WorkerGauges{.backend = "cpu", .shelf = {.upload_bytes = 6}}, queue, {})) {
     EXPECT_TRUE(names.insert(family.name).second) << family.name;
     EXPECT_THAT(family.name, StartsWith("kvtrie_worker_"));
     EXPECT_FALSE(family.help.empty());
@@ -24,6 +25,9 @@ TEST(WorkerMetricsTest, NamesAreUniqueAndCountersSaySo) {
     EXPECT_EQ(is_total, family.type == prometheus::MetricType::Counter) << family.name;
     if (family.name == "kvtrie_worker_blocks_total") {
       EXPECT_EQ(family.metric[0].counter.value, 5);
+    }
+    if (family.name == "kvtrie_worker_upload_bytes") {
+      EXPECT_EQ(family.metric[0].gauge.value, 6);
     }
     if (family.name == "kvtrie_worker_backend_info") {
       EXPECT_EQ(family.metric[0].label[0].value, "cpu");
@@ -35,12 +39,14 @@ TEST(WorkerMetricsTest, NamesAreUniqueAndCountersSaySo) {
 TEST(WorkerMetricsTest, CountersHaveTheNamesOfMetrics) {
   CodecQueueStats queue;
   queue.refused_total = 3;
-  bool found = false;
-  for (const auto& [name, value] : CountersByName({}, queue, {})) {
+  const WorkerGauges gauges{.backend = "cpu", .shelf = {.evicted_total = 4}};
+  std::map<std::string, std::uint64_t> counters;
+  for (const auto& [name, value] : CountersByName(gauges, queue, {})) {
     EXPECT_TRUE(name.ends_with("_total")) << name;
-    if (name == "kvtrie_worker_refused_total") found = value == 3;
+    counters[name] = value;
   }
-  EXPECT_TRUE(found);
+  EXPECT_EQ(counters["kvtrie_worker_refused_total"], 3u);
+  EXPECT_EQ(counters["kvtrie_worker_evicted_profiles_total"], 4u);
 }
 
 }  // namespace
