@@ -150,7 +150,7 @@ WorkerItem WorkerBackend::Coder::ItemOf(const BlockToEncode& block, Quality qual
     added->set_offset(run.offset);
   }
   item.place = [this, frame](const v1::CodecResult& result) -> std::span<std::byte> {
-    if (result.block_bytes() > 2 * geometry_.raw_block_bytes() + kFrameHeaderBytesMax) return {};
+    if (result.block_bytes() > FrameBytesMax(geometry_)) return {};
     frame->resize(result.block_bytes());
     return *frame;
   };
