@@ -15,6 +15,8 @@ namespace kvtrie {
 
 // Which workers code for this process.
 struct WorkerOptions {
+  static constexpr std::chrono::minutes kTimeoutMax{5};
+
   // "host:port" or "unix:/path" is one worker. "dns:///name:port" is as many as the name has
   // addresses, asked again from time to time.
   std::vector<std::string> targets;
@@ -23,7 +25,7 @@ struct WorkerOptions {
   // Whom the work is for: tenants share a worker evenly.
   std::string tenant;
   // For the blocks of one call, which are then coded in this process: what they take at most is
-  // this, and what that takes.
+  // this, and what that takes. Above 0, at most kTimeoutMax.
   std::chrono::milliseconds timeout{5000};
   // A worker that did not answer in time is left alone for so long, twice as long each time, at
   // most 10 s.

@@ -98,7 +98,11 @@ absl::Status WorkerOptions::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("workers: a tenant of ", tenant.size(), " bytes is over the limit of 64"));
   }
-  if (timeout.count() <= 0) return absl::InvalidArgumentError("workers: timeout: above 0");
+  if (timeout.count() <= 0 || timeout > kTimeoutMax) {
+    return absl::InvalidArgumentError(absl::StrCat("workers: timeout: ", timeout.count(),
+                                                   " ms; above 0, and at most ",
+                                                   kTimeoutMax.count(), " minutes"));
+  }
   return absl::OkStatus();
 }
 

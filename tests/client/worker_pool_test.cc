@@ -118,8 +118,12 @@ TEST(WorkerOptionsTest, FaultsNameTheTarget) {
   options.tenant = std::string(65, 't');
   EXPECT_FALSE(options.Validate().ok());
   options.tenant.clear();
-  options.timeout = std::chrono::milliseconds(0);
-  EXPECT_FALSE(options.Validate().ok());
+  for (const auto timeout : {std::chrono::milliseconds(0), std::chrono::milliseconds(300'001)}) {
+    options.timeout = timeout;
+    EXPECT_THAT(std::string(options.Validate().message()), HasSubstr("timeout: "));
+  }
+  options.timeout = std::chrono::minutes(5);
+  EXPECT_TRUE(options.Validate().ok());
 }
 
 }  // namespace
