@@ -5,6 +5,7 @@
 
 #include <set>
 #include <string>
+#include <utility>
 
 #include "tests/storage/base/fake_clock.h"
 
@@ -63,6 +64,29 @@ TEST(WorkerPoolTest, AWorkerThatCannotBeReachedIsNotAsked) {
   EXPECT_EQ(pool.Workers().usable, 1u);
   clock.Advance(std::chrono::hours(1));
   for (int i = 0; i < 5; ++i) EXPECT_EQ(pool.Take()->target, "b:1");
+}
+
+TEST(WorkerPoolTest, AWorkerThatIsBusyIsLeftAloneForAsLongAsItSays) {
+  using std::chrono::milliseconds;
+  FakeClock clock;
+  WorkerPool pool(Options({"a:1"}), clock);
+  // It may say nothing, or too much.
+  for (const auto& [said, pause] :
+       {std::pair(milliseconds(40), 40), {milliseconds(0), 500}, {milliseconds(90'000), 2000}}) {
+    const auto worker = pool.Take();
+    const auto before = pool.Take();
+    ASSERT_NE(worker, nullptr);
+    pool.Done(worker, Outcome::kBusy, said);
+    EXPECT_EQ(pool.Take(), nullptr);
+    // What was under way already goes well.
+    pool.Done(before, Outcome::kWell);
+    clock.Advance(milliseconds(pause - 1));
+    EXPECT_EQ(pool.Take(), nullptr);
+    clock.Advance(milliseconds(1));
+  }
+  // It has not failed: all may ask it at once.
+  EXPECT_NE(pool.Take(), nullptr);
+  EXPECT_NE(pool.Take(), nullptr);
 }
 
 TEST(WorkerPoolTest, ThePauseHasABound) {
