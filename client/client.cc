@@ -97,15 +97,16 @@ Client::Client(ClientOptions options)
     : options_(std::move(options)),
       channels_(options_),
       retry_budget_(options_.retry, SystemClock()),
-      workers_(
-          options_.coding != Coding::kWorker
-              ? nullptr
-              : std::make_unique<const WorkerBackend>(
-                    options_.workers,
-                    [this](const ProfileId& id) -> absl::StatusOr<WorkerBackend::ProfileBytes> {
-                      KV_ASSIGN_OR_RETURN(std::vector<std::byte> bytes, GetProfile(id));
-                      return std::make_shared<const std::vector<std::byte>>(std::move(bytes));
-                    })),
+      workers_(options_.coding != Coding::kWorker
+                   ? nullptr
+                   : std::make_unique<const WorkerBackend>(
+                         options_.workers,
+                         [this](const ProfileId& id,
+                                Deadline deadline) -> absl::StatusOr<WorkerBackend::ProfileBytes> {
+                           KV_ASSIGN_OR_RETURN(std::vector<std::byte> bytes,
+                                               GetProfile(id, deadline));
+                           return std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+                         })),
       codecs_(options_.codec_memory_bytes, workers_.get()),
       references_(options_.reference_cache_bytes),
       random_(std::random_device()()) {}

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "client/model_spec_to_proto.h"
 #include "storage/base/byte_order.h"
 #include "storage/base/check.h"
@@ -49,6 +49,14 @@ std::vector<std::byte> HeaderOf(CodecId codec, Quality quality, const ModelId& m
   return header;
 }
 
+// Whether another worker may do what this one did not.
+bool IsForAnother(const WorkerItem& item) {
+  const auto code = static_cast<absl::StatusCode>(item.result.status().code());
+  return !item.answered || code == absl::StatusCode::kUnavailable ||
+         code == absl::StatusCode::kResourceExhausted ||
+         code == absl::StatusCode::kFailedPrecondition;
+}
+
 // Whether a frame was coded against nothing but what its block came with: else nobody could read it
 // back.
 absl::Status CheckReferences(const FrameView& frame, const BlockToEncode& block) {
@@ -75,8 +83,7 @@ class WorkerBackend::Coder final : public BlockCoder {
       : backend_(backend), codec_(std::move(codec)), model_(spec.Digest()), geometry_(spec) {
     *open_.mutable_model() = ModelSpecToProto(spec);
     open_.set_tenant(backend.options_.tenant);
-    open_.set_item_timeout_ms(static_cast<std::uint32_t>(
-        std::min<std::int64_t>(backend.options_.timeout.count(), UINT32_MAX)));
+    open_.set_item_timeout_ms(static_cast<std::uint32_t>(backend.options_.timeout.count()));
   }
 
   absl::StatusOr<std::vector<EncodedBlock>> Encode(std::span<const BlockToEncode> blocks,
@@ -150,7 +157,7 @@ WorkerItem WorkerBackend::Coder::ItemOf(const BlockToEncode& block, Quality qual
     added->set_offset(run.offset);
   }
   item.place = [this, frame](const v1::CodecResult& result) -> std::span<std::byte> {
-    if (result.block_bytes() > 2 * geometry_.raw_block_bytes() + kFrameHeaderBytesMax) return {};
+    if (result.block_bytes() > FrameBytesMax(geometry_)) return {};
     frame->resize(result.block_bytes());
     return *frame;
   };
@@ -310,28 +317,45 @@ void WorkerBackend::Run(WorkerMethod method, const v1::CodecOpen& open,
                         std::span<WorkerItem> items) const {
   const Deadline deadline = Deadline::After(options_.timeout);
   std::shared_ptr<WorkerPool::Worker> last;
-  for (int tried = 0; tried < kWorkersTried && !deadline.expired(); ++tried) {
+  for (int tried = 0; tried < kWorkersTried && !deadline.expired() && !stopped_; ++tried) {
     // One that hangs leaves time for another.
     const bool is_last = tried + 1 == kWorkersTried || pool_.Workers().usable < 2;
     const Deadline part = is_last ? deadline : deadline.AtMost(options_.timeout / 2);
     std::vector<WorkerItem*> left;
     for (WorkerItem& item : items) {
-      const auto code = static_cast<absl::StatusCode>(item.result.status().code());
-      const bool elsewhere = code == absl::StatusCode::kUnavailable ||
-                             code == absl::StatusCode::kResourceExhausted ||
-                             code == absl::StatusCode::kFailedPrecondition;
-      if (!item.answered || elsewhere) left.push_back(&item);
+      if (IsForAnother(item)) left.push_back(&item);
     }
     if (left.empty()) return;
     const std::shared_ptr<WorkerPool::Worker> worker = pool_.Take(last.get());
     if (worker == nullptr) return;
+    const std::chrono::nanoseconds time = part.remaining();
     const absl::Status status = RunAt(*worker, method, open, left, part);
-    if (!status.ok()) failed_calls_.fetch_add(1, std::memory_order_relaxed);
-    pool_.Done(worker, status.ok()                   ? WorkerPool::Outcome::kWell
-                       : absl::IsUnavailable(status) ? WorkerPool::Outcome::kUnreachable
-                                                     : WorkerPool::Outcome::kFailed);
+    const WorkerPool::Outcome outcome = OutcomeOf(status, left, time);
+    if (outcome == WorkerPool::Outcome::kFailed || outcome == WorkerPool::Outcome::kUnreachable) {
+      failed_calls_.fetch_add(1, std::memory_order_relaxed);
+    }
+    std::uint32_t busy_ms = 0;
+    for (const WorkerItem* item : left) busy_ms = std::max(busy_ms, item->result.retry_after_ms());
+    pool_.Done(worker, outcome, std::chrono::milliseconds(busy_ms));
     last = worker;
   }
+}
+
+WorkerPool::Outcome WorkerBackend::OutcomeOf(const absl::Status& status,
+                                             std::span<WorkerItem* const> items,
+                                             std::chrono::nanoseconds time) const {
+  using Outcome = WorkerPool::Outcome;
+  if (status.ok()) {
+    const bool refused_some = std::any_of(
+        items.begin(), items.end(), [](const WorkerItem* item) { return IsForAnother(*item); });
+    return refused_some ? Outcome::kBusy : Outcome::kWell;
+  }
+  if (absl::IsUnavailable(status)) return Outcome::kUnreachable;
+  if (absl::IsCancelled(status) && stopped_) return Outcome::kWell;
+  if (!absl::IsDeadlineExceeded(status)) return Outcome::kFailed;
+  const bool answered_some = std::any_of(items.begin(), items.end(),
+                                         [](const WorkerItem* item) { return item->answered; });
+  return time > options_.timeout / (answered_some ? 2 : 3) ? Outcome::kFailed : Outcome::kBusy;
 }
 
 absl::Status WorkerBackend::RunAt(WorkerPool::Worker& worker, WorkerMethod method,
@@ -351,41 +375,62 @@ absl::Status WorkerBackend::RunAt(WorkerPool::Worker& worker, WorkerMethod metho
       call.back().answered = false;
       call.back().result.Clear();
     }
-    const absl::Status status = CallWorker(worker.channel, method, open, call, deadline);
-    std::set<ProfileId> missing;
-    std::vector<WorkerItem*> again;
+    const absl::Status status = CallWorker(worker.channel, method, open, call, deadline, &stopped_);
+    std::map<ProfileId, std::vector<WorkerItem*>> missing;
     for (std::size_t i = 0; i < call.size(); ++i) {
       left[i]->answered = call[i].answered;
       left[i]->result = call[i].result;
       const auto profile = ProfileId::FromBytes(call[i].result.missing_profile_id());
-      if (!call[i].answered || !profile.has_value()) continue;
-      missing.insert(*profile);
-      again.push_back(left[i]);
+      if (call[i].answered && profile.has_value()) missing[*profile].push_back(left[i]);
     }
     KV_RETURN_IF_ERROR(status);
-    for (const ProfileId& profile : missing) {
+    left.clear();
+    for (const auto& [profile, waiting] : missing) {
       const absl::Status sent = Send(worker, profile, sent_before[profile], deadline);
-      if (absl::IsUnavailable(sent) || absl::IsDeadlineExceeded(sent)) return sent;
-      // A profile that nobody has, or that it has no room for, is not the worker's fault.
-      if (!sent.ok()) return absl::OkStatus();
+      if (absl::IsUnavailable(sent) || absl::IsDeadlineExceeded(sent) || absl::IsCancelled(sent)) {
+        return sent;
+      }
+      for (WorkerItem* item : waiting) {
+        if (sent.ok()) left.push_back(item);
+        // That is so at all workers.
+        if (absl::IsNotFound(sent))
+          item->result.mutable_status()->set_code(
+              static_cast<std::uint32_t>(absl::StatusCode::kNotFound));
+      }
     }
-    left = std::move(again);
   }
   return absl::OkStatus();
 }
 
 absl::Status WorkerBackend::Send(WorkerPool::Worker& worker, const ProfileId& profile,
                                  std::uint64_t sent_before, Deadline deadline) const {
-  absl::MutexLock upload_lock(&worker.upload_mutex);
   {
     absl::MutexLock lock(&worker.mutex);
+    const auto may_go_on = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(worker.mutex) {
+      return !worker.uploading || worker.uploads[profile] != sent_before;
+    };
+    if (!worker.mutex.AwaitWithTimeout(absl::Condition(&may_go_on),
+                                       absl::FromChrono(deadline.remaining()))) {
+      return absl::AbortedError("worker: another thread sends it a profile");
+    }
     // Another thread has sent it since this one asked.
     if (worker.uploads[profile] != sent_before) return absl::OkStatus();
+    if (stopped_) return absl::CancelledError("worker: its caller stops");
+    worker.uploading = true;
   }
-  KV_ASSIGN_OR_RETURN(const ProfileBytes bytes, profiles_(profile));
-  KV_RETURN_IF_ERROR(SendProfile(worker.channel, *bytes, deadline));
+  const absl::Status sent = Upload(worker, profile, deadline);
   absl::MutexLock lock(&worker.mutex);
-  ++worker.uploads[profile];
+  worker.uploading = false;
+  if (sent.ok()) ++worker.uploads[profile];
+  return sent;
+}
+
+absl::Status WorkerBackend::Upload(WorkerPool::Worker& worker, const ProfileId& profile,
+                                   Deadline deadline) const {
+  const auto bytes = profiles_(profile, deadline);
+  // Whatever the source's status is, it is not the worker's.
+  if (!bytes.ok()) return absl::NotFoundError(bytes.status().message());
+  KV_RETURN_IF_ERROR(SendProfile(worker.channel, **bytes, deadline, &stopped_));
   sent_profiles_.fetch_add(1, std::memory_order_relaxed);
   return absl::OkStatus();
 }

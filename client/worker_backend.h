@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/deadline.h"
 #include "client/worker_call.h"
 #include "client/worker_options.h"
 #include "client/worker_pool.h"
@@ -33,15 +35,21 @@ struct WorkerBackendStats {
 // for whatever reason, is coded by the thread that called. So nothing is lost with a worker, and a
 // call takes the options' timeout longer at most.
 //
+// When the time is over, a worker is at fault that had more than half of the timeout, or that had a
+// third of it and answered nothing. One that had less is taken for busy, as is one that refuses
+// blocks for now.
+//
 // What no worker does is done here as well: exact frames with a profile, and blocks with references
 // that are not finer than they are to be.
 //
 // Thread-safe.
 class WorkerBackend final : public CodecBackend {
  public:
-  // The bytes of a profile, for a worker that has it not.
+  // The bytes of a profile, for a worker that has it not; by the deadline, after which nobody wants
+  // them. Blocks whose profile cannot be had are coded here.
   using ProfileBytes = std::shared_ptr<const std::vector<std::byte>>;
-  using ProfileSource = std::function<absl::StatusOr<ProfileBytes>(const ProfileId&)>;
+  using ProfileSource =
+      std::function<absl::StatusOr<ProfileBytes>(const ProfileId&, Deadline deadline)>;
 
   // REQUIRES: options.Validate() is OK.
   WorkerBackend(WorkerOptions options, ProfileSource profiles, Clock& clock = SystemClock());
@@ -56,21 +64,31 @@ class WorkerBackend final : public CodecBackend {
 
   WorkerBackendStats Stats() const;
 
+  // From now on this process codes. Calls to workers that are under way end soon.
+  void Stop() { stopped_ = true; }
+
  private:
   class Coder;
 
   // Has items coded, by one worker or another. Some may be left unanswered.
   void Run(WorkerMethod method, const v1::CodecOpen& open, std::span<WorkerItem> items) const;
-  // The same by this one. Not OK: the worker itself failed.
+  // The same by this one. Not OK: the worker itself failed, or this stops.
   absl::Status RunAt(WorkerPool::Worker& worker, WorkerMethod method, const v1::CodecOpen& open,
                      std::span<WorkerItem*> items, Deadline deadline) const;
-  // Sends what a worker misses, unless it was sent since it had been so often.
+  // What a call, that had so much time, says of the worker.
+  WorkerPool::Outcome OutcomeOf(const absl::Status& status, std::span<WorkerItem* const> items,
+                                std::chrono::nanoseconds time) const;
+  // Sends what a worker misses, unless it was sent since it had been so often. NotFound: it cannot
+  // be had. Aborted: another thread has sent a profile all the time.
   absl::Status Send(WorkerPool::Worker& worker, const ProfileId& profile, std::uint64_t sent_before,
                     Deadline deadline) const;
+  absl::Status Upload(WorkerPool::Worker& worker, const ProfileId& profile,
+                      Deadline deadline) const;
 
   const WorkerOptions options_;
   const ProfileSource profiles_;
   mutable WorkerPool pool_;
+  std::atomic<bool> stopped_{false};
   mutable std::atomic<std::uint64_t> blocks_{0};
   mutable std::atomic<std::uint64_t> own_blocks_{0};
   mutable std::atomic<std::uint64_t> failed_calls_{0};

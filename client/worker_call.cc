@@ -4,6 +4,7 @@
 #include <grpcpp/support/slice.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -20,6 +21,9 @@ namespace kvtrie {
 namespace {
 
 constexpr std::size_t kMessageBytes = std::size_t{1} << 20;
+// How long a stop may go unseen.
+constexpr std::chrono::milliseconds kStopLook{100};
+constexpr char kPutProfile[] = "/kvtrie.v1.Codec/PutProfile";
 
 const char* NameOf(WorkerMethod method) {
   return method == WorkerMethod::kEncode ? "/kvtrie.v1.Codec/Encode" : "/kvtrie.v1.Codec/Decode";
@@ -126,10 +130,22 @@ class Receiver {
   std::vector<Answer> answers_;
 };
 
+// The call's next completion, or why there is none.
+absl::StatusOr<RawCall::Completion> Await(RawCall& call, Deadline deadline,
+                                          const std::atomic<bool>* stop) {
+  while (stop == nullptr || !*stop) {
+    const auto completion = call.Next(stop == nullptr ? deadline : deadline.AtMost(kStopLook));
+    if (completion.has_value()) return *completion;
+    if (deadline.expired()) return absl::DeadlineExceededError("worker: no answer in time");
+  }
+  return absl::CancelledError("worker: its caller stops");
+}
+
 }  // namespace
 
 absl::Status CallWorker(const std::shared_ptr<grpc::Channel>& channel, WorkerMethod method,
-                        const v1::CodecOpen& open, std::span<WorkerItem> items, Deadline deadline) {
+                        const v1::CodecOpen& open, std::span<WorkerItem> items, Deadline deadline,
+                        const std::atomic<bool>* stop) {
   if (items.empty()) return absl::OkStatus();
   RawCall call(channel, NameOf(method), deadline, /*wait_for_ready=*/false);
   Sender sender(open, items);
@@ -145,18 +161,14 @@ absl::Status CallWorker(const std::shared_ptr<grpc::Channel>& channel, WorkerMet
       call.Read();
       reading = true;
     }
-    const auto completion = call.Next(deadline);
-    if (!completion.has_value()) {
-      call.Cancel();
-      return absl::DeadlineExceededError("worker: not all blocks were coded in time");
-    }
-    if (completion->op == RawCall::Op::kWrite) {
+    KV_ASSIGN_OR_RETURN(const RawCall::Completion completion, Await(call, deadline, stop));
+    if (completion.op == RawCall::Op::kWrite) {
       // When it fails, reading tells why.
-      writing = !completion->ok;
+      writing = !completion.ok;
       continue;
     }
     reading = false;
-    if (!completion->ok) {
+    if (!completion.ok) {
       KV_RETURN_IF_ERROR(call.Finish(deadline));
       return absl::DataLossError("worker: the call ended before all items were answered");
     }
@@ -169,13 +181,11 @@ absl::Status CallWorker(const std::shared_ptr<grpc::Channel>& channel, WorkerMet
 }
 
 absl::Status SendProfile(const std::shared_ptr<grpc::Channel>& channel,
-                         std::span<const std::byte> profile, Deadline deadline) {
-  const auto stub = v1::Codec::NewStub(channel);
-  grpc::ClientContext context;
-  context.set_deadline(deadline.ToGrpc());
-  v1::PutProfileResponse response;
-  const auto writer = stub->PutProfile(&context, &response);
-  for (std::size_t at = 0; at < profile.size(); at += kMessageBytes) {
+                         std::span<const std::byte> profile, Deadline deadline,
+                         const std::atomic<bool>* stop) {
+  if (profile.empty()) return absl::InvalidArgumentError("worker: an empty profile");
+  RawCall call(channel, kPutProfile, deadline, /*wait_for_ready=*/false);
+  for (std::size_t at = 0; at < profile.size();) {
     const auto piece = profile.subspan(at, std::min(kMessageBytes, profile.size() - at));
     v1::PutProfileRequest request;
     if (at == 0) request.set_total_bytes(profile.size());
@@ -183,11 +193,15 @@ absl::Status SendProfile(const std::shared_ptr<grpc::Channel>& channel,
     chunk->set_offset(at);
     chunk->set_bytes(static_cast<std::uint32_t>(piece.size()));
     chunk->set_crc32c(Crc32c(piece));
-    request.set_data(piece.data(), piece.size());
-    if (!writer->Write(request)) break;  // Finish() tells why
+    const grpc::Slice slice(piece.data(), piece.size());
+    at += piece.size();
+    call.Write(ComposeBulkMessage(request, {&slice, 1}), /*last=*/at == profile.size());
+    KV_ASSIGN_OR_RETURN(const RawCall::Completion written, Await(call, deadline, stop));
+    if (!written.ok) break;  // Finish() tells why
   }
-  writer->WritesDone();
-  return FromGrpc(writer->Finish());
+  call.Read();
+  KV_RETURN_IF_ERROR(Await(call, deadline, stop).status());
+  return call.Finish(deadline);
 }
 
 absl::StatusOr<v1::DescribeResponse> DescribeWorker(const std::shared_ptr<grpc::Channel>& channel,

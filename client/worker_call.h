@@ -2,6 +2,7 @@
 
 #include <grpcpp/channel.h>
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -34,13 +35,16 @@ enum class WorkerMethod { kEncode, kDecode };
 // Sends items to a worker, and takes the answers, until all are answered or the call fails. The
 // thread that calls does the work. Bytes are copied on their way out: a worker that hangs would
 // keep the caller's memory otherwise. Errors: those of gRPC; DeadlineExceeded; DataLoss: what comes
-// is not what was announced. Items that were answered stay so.
+// is not what was announced; Cancelled, soon after `stop` has become true. Items that were answered
+// stay so.
 absl::Status CallWorker(const std::shared_ptr<grpc::Channel>& channel, WorkerMethod method,
-                        const v1::CodecOpen& open, std::span<WorkerItem> items, Deadline deadline);
+                        const v1::CodecOpen& open, std::span<WorkerItem> items, Deadline deadline,
+                        const std::atomic<bool>* stop = nullptr);
 
-// Hands a worker a profile.
+// Hands a worker a profile. Errors: as above.
 absl::Status SendProfile(const std::shared_ptr<grpc::Channel>& channel,
-                         std::span<const std::byte> profile, Deadline deadline);
+                         std::span<const std::byte> profile, Deadline deadline,
+                         const std::atomic<bool>* stop = nullptr);
 
 // What a worker says of itself.
 absl::StatusOr<v1::DescribeResponse> DescribeWorker(const std::shared_ptr<grpc::Channel>& channel,

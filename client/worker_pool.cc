@@ -1,26 +1,22 @@
 #include "client/worker_pool.h"
 
-#include <arpa/inet.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
-#include <netdb.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "client/deadline.h"
 
 namespace kvtrie {
 namespace {
 
 constexpr std::chrono::milliseconds kPauseMax{10'000};
+constexpr std::chrono::milliseconds kBusyMax{2'000};
 // So long is one worker waited for, before the others have their turn.
 constexpr std::chrono::milliseconds kLook{200};
 constexpr int kReceiveBytesMax = 8 << 20;
@@ -33,8 +29,6 @@ constexpr int kFrameBytesMax = 1 << 20;
 // round_robin, though there is one address: pick_first does not look at health.
 constexpr char kServiceConfig[] = R"({"loadBalancingConfig":[{"round_robin":{}}],)"
                                   R"("healthCheckConfig":{"serviceName":"kvtrie.v1.Codec"}})";
-
-constexpr absl::string_view kDnsPrefix = "dns:///";
 
 std::shared_ptr<grpc::Channel> Connect(const std::string& target, const WorkerOptions& options) {
   grpc::ChannelArguments arguments;
@@ -54,30 +48,6 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& target, const WorkerOp
       arguments);
 }
 
-// "1.2.3.4:port" or "[v6]:port" for each address of "name:port"; none where the name is not known.
-std::vector<std::string> AddressesOf(const std::string& name_and_port) {
-  const std::size_t colon = name_and_port.rfind(':');
-  std::string host = name_and_port.substr(0, colon);
-  const std::string port = name_and_port.substr(colon + 1);
-  if (absl::StartsWith(host, "[")) host = host.substr(1, host.size() - 2);
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return {};
-  std::set<std::string> addresses;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    char text[NI_MAXHOST];
-    if (::getnameinfo(at->ai_addr, at->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) !=
-        0) {
-      continue;
-    }
-    addresses.insert(at->ai_family == AF_INET6 ? absl::StrCat("[", text, "]:", port)
-                                               : absl::StrCat(text, ":", port));
-  }
-  ::freeaddrinfo(found);
-  return {addresses.begin(), addresses.end()};
-}
-
 }  // namespace
 
 absl::Status WorkerOptions::Validate() const {
@@ -87,7 +57,7 @@ absl::Status WorkerOptions::Validate() const {
   for (const std::string& target : targets) {
     absl::string_view rest = target;
     if (absl::StartsWith(target, "unix:")) continue;
-    absl::ConsumePrefix(&rest, kDnsPrefix);
+    absl::ConsumePrefix(&rest, kNamePrefix);
     const std::size_t colon = rest.rfind(':');
     if (colon == absl::string_view::npos || colon == 0 || colon + 1 == rest.size()) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -98,13 +68,17 @@ absl::Status WorkerOptions::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("workers: a tenant of ", tenant.size(), " bytes is over the limit of 64"));
   }
-  if (timeout.count() <= 0) return absl::InvalidArgumentError("workers: timeout: above 0");
+  if (timeout.count() <= 0 || timeout > kTimeoutMax) {
+    return absl::InvalidArgumentError(absl::StrCat("workers: timeout: ", timeout.count(),
+                                                   " ms; above 0, and at most ",
+                                                   kTimeoutMax.count(), " minutes"));
+  }
   return absl::OkStatus();
 }
 
 WorkerPool::WorkerPool(const WorkerOptions& options, Clock& clock)
-    : options_(options), clock_(clock) {
-  Resolve(/*first=*/true);
+    : options_(options), clock_(clock), addresses_(options.targets, options.resolve_period) {
+  Update();
   watcher_ = std::thread([this] { Watch(); });
 }
 
@@ -116,27 +90,24 @@ WorkerPool::~WorkerPool() {
   watcher_.join();
 }
 
+bool WorkerPool::stopping() const {
+  absl::MutexLock lock(&mutex_);
+  return stopping_;
+}
+
 bool WorkerPool::HasUnreachable() const {
   return std::any_of(entries_.begin(), entries_.end(),
                      [](const Entry& entry) { return entry.unreachable; });
 }
 
 void WorkerPool::Watch() {
-  const bool names =
-      std::any_of(options_.targets.begin(), options_.targets.end(),
-                  [](const std::string& target) { return absl::StartsWith(target, kDnsPrefix); });
-  absl::Time resolve_at = names ? absl::Now() : absl::InfiniteFuture();
   while (true) {
-    if (absl::Now() >= resolve_at) {
-      Resolve(/*first=*/false);
-      resolve_at = absl::Now() + absl::FromChrono(options_.resolve_period);
-    }
     {
       absl::MutexLock lock(&mutex_);
       const auto woken = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return stopping_ || HasUnreachable();
       };
-      mutex_.AwaitWithDeadline(absl::Condition(&woken), resolve_at);
+      mutex_.Await(absl::Condition(&woken));
       if (stopping_) return;
     }
     AwaitWorkers();
@@ -154,6 +125,7 @@ void WorkerPool::AwaitWorkers() {
     }
   }
   for (const std::shared_ptr<Worker>& worker : unreachable) {
+    if (stopping()) return;
     if (!worker->channel->WaitForConnected(Deadline::After(kLook).ToGrpc())) continue;
     absl::MutexLock lock(&mutex_);
     for (Entry& entry : entries_) {
@@ -164,31 +136,19 @@ void WorkerPool::AwaitWorkers() {
   }
 }
 
-// The first time without names: whoever makes the pool does not wait for them.
-void WorkerPool::Resolve(bool first) {
-  std::vector<std::string> targets;
-  for (const std::string& target : options_.targets) {
-    absl::string_view name = target;
-    if (!absl::ConsumePrefix(&name, kDnsPrefix)) {
-      targets.push_back(target);
-    } else if (!first) {
-      const std::vector<std::string> addresses = AddressesOf(std::string(name));
-      // A resolver that fails for a while takes no worker away.
-      if (addresses.empty()) return;
-      targets.insert(targets.end(), addresses.begin(), addresses.end());
-    }
-  }
+void WorkerPool::Update() {
+  // Those that are left over end without the lock.
   std::vector<Entry> entries;
   absl::MutexLock lock(&mutex_);
-  // One that is named twice is one worker.
-  std::set<std::string> seen;
-  for (const std::string& target : targets) {
-    if (!seen.insert(target).second) continue;
-    const auto known = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+  const auto known = addresses_.After(addresses_version_);
+  if (!known.has_value()) return;
+  addresses_version_ = known->version;
+  for (const std::string& target : known->addresses) {
+    const auto kept = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
       return entry.worker->target == target;
     });
-    if (known != entries_.end()) {
-      entries.push_back(*known);
+    if (kept != entries_.end()) {
+      entries.push_back(*kept);
       continue;
     }
     Entry& added = entries.emplace_back();
@@ -196,10 +156,11 @@ void WorkerPool::Resolve(bool first) {
     added.worker->target = target;
     added.worker->channel = Connect(target, options_);
   }
-  entries_ = std::move(entries);
+  entries_.swap(entries);
 }
 
 std::shared_ptr<WorkerPool::Worker> WorkerPool::Take(const Worker* except) {
+  Update();
   const Clock::Duration now = clock_.Monotonic();
   absl::MutexLock lock(&mutex_);
   Entry* best = nullptr;
@@ -216,26 +177,39 @@ std::shared_ptr<WorkerPool::Worker> WorkerPool::Take(const Worker* except) {
   return best->worker;
 }
 
-void WorkerPool::Done(const std::shared_ptr<Worker>& worker, Outcome outcome) {
+void WorkerPool::Done(const std::shared_ptr<Worker>& worker, Outcome outcome,
+                      std::chrono::milliseconds busy_for) {
   const Clock::Duration now = clock_.Monotonic();
   absl::MutexLock lock(&mutex_);
   for (Entry& entry : entries_) {
     if (entry.worker != worker) continue;
     --entry.under_way;
-    entry.unreachable |= outcome == Outcome::kUnreachable;
-    if (outcome != Outcome::kFailed) {
-      entry.failures = 0;
-      entry.left_alone_until = Clock::Duration::zero();
-      return;
+    switch (outcome) {
+      case Outcome::kWell:
+        entry.failures = 0;
+        entry.left_alone_until = Clock::Duration::zero();
+        break;
+      case Outcome::kBusy:
+        entry.StayBusy(now + std::min(kBusyMax, busy_for.count() > 0 ? busy_for : options_.pause));
+        break;
+      case Outcome::kUnreachable:
+        entry.unreachable = true;
+        // The connection may be a good one, over which it refuses all calls.
+        entry.StayBusy(now + std::min(kBusyMax, options_.pause));
+        break;
+      case Outcome::kFailed: {
+        const auto doublings = std::min<std::uint64_t>(entry.failures++, 16);
+        entry.left_alone_until =
+            now + std::min<Clock::Duration>(kPauseMax, options_.pause * (1 << doublings));
+        break;
+      }
     }
-    const auto doublings = std::min<std::uint64_t>(entry.failures++, 16);
-    entry.left_alone_until =
-        now + std::min<Clock::Duration>(kPauseMax, options_.pause * (1 << doublings));
     return;
   }
 }
 
-WorkerPool::Count WorkerPool::Workers() const {
+WorkerPool::Count WorkerPool::Workers() {
+  Update();
   const Clock::Duration now = clock_.Monotonic();
   absl::MutexLock lock(&mutex_);
   Count count{.usable = 0, .all = entries_.size()};

@@ -24,6 +24,8 @@ constexpr std::chrono::milliseconds kTickPeriod{1000};
 // broken.
 constexpr std::chrono::seconds kTickMax{30};
 
+constexpr std::size_t kProfilePieceBytes = std::size_t{1} << 20;
+
 ConnectionLimits LimitsOf(const ServerConfig& config) {
   return {.message_bytes_max = config.message_bytes_max,
           .streams_per_connection_max = config.streams_per_connection_max,
@@ -66,14 +68,20 @@ absl::Status KvServer::Open(std::shared_ptr<const BlockCodec> codec) {
 // With workers that miss profiles, these come from the store.
 std::shared_ptr<const BlockCodec> KvServer::MakeCodec() {
   if (!config_.workers.targets.empty()) {
-    workers_ = std::make_unique<const WorkerBackend>(
+    workers_ = std::make_unique<WorkerBackend>(
         config_.workers,
-        [this](const ProfileId& id) -> absl::StatusOr<WorkerBackend::ProfileBytes> {
+        [this](const ProfileId& id,
+               Deadline deadline) -> absl::StatusOr<WorkerBackend::ProfileBytes> {
           Engine* const engine = open_engine_;
           if (engine == nullptr) return absl::UnavailableError("the store is not open");
           KV_ASSIGN_OR_RETURN(const auto reader, engine->OpenProfile(id));
           std::vector<std::byte> bytes(reader->info().header.profile_bytes());
-          KV_RETURN_IF_ERROR(reader->Read(0, bytes));
+          // In pieces: on a slow disk nobody waits past the deadline.
+          for (std::size_t at = 0; at < bytes.size(); at += kProfilePieceBytes) {
+            if (deadline.expired()) return absl::DeadlineExceededError("profile: not read in time");
+            const std::size_t here = std::min(kProfilePieceBytes, bytes.size() - at);
+            KV_RETURN_IF_ERROR(reader->Read(at, std::span(bytes).subspan(at, here)));
+          }
           return std::make_shared<const std::vector<std::byte>>(std::move(bytes));
         },
         clock_);
@@ -327,6 +335,8 @@ void KvServer::Stop(std::chrono::milliseconds grace) {
   }
   // Streams that are not done by now wait for clients that may never come back.
   streams_.AbortAll(absl::UnavailableError("the server stops; use another one"));
+  // Nor is a worker waited for that hangs.
+  if (workers_ != nullptr) workers_->Stop();
   if (data_server_ != nullptr) data_server_->Shutdown(begin + grace * 3 / 4);
   if (admin_server_ != nullptr) admin_server_->Shutdown(begin + grace * 3 / 4);
   serving_ = false;

@@ -111,7 +111,7 @@ class KvServer {
 
   std::unique_ptr<TimerThread> timer_;
   std::unique_ptr<HttpEndpoint> http_;
-  std::unique_ptr<const WorkerBackend> workers_;  // null: the engine's threads code
+  std::unique_ptr<WorkerBackend> workers_;  // null: the engine's threads code
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<GeometryCache> geometries_;
   std::unique_ptr<ServiceContext> context_;

@@ -188,8 +188,9 @@ class ConfigBuilder : private SettingChecks {
   }
 
   void FillWorkers(WorkerOptions* workers) {
-    workers->timeout = Milliseconds("worker_timeout", absl::GetFlag(FLAGS_worker_timeout),
-                                    absl::Milliseconds(10), absl::Hours(1));
+    workers->timeout =
+        Milliseconds("worker_timeout", absl::GetFlag(FLAGS_worker_timeout), absl::Milliseconds(10),
+                     absl::FromChrono(WorkerOptions::kTimeoutMax));
     const std::string targets = absl::GetFlag(FLAGS_workers);
     if (targets.empty()) return;
     workers->targets = absl::StrSplit(targets, ',');

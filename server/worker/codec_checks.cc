@@ -43,9 +43,7 @@ std::vector<TokenId> TokensOf(const std::string& bytes) {
 }
 
 // No codec makes a frame that is larger.
-std::size_t FrameBytesMax(const CodecModel& model) {
-  return kFrameHeaderBytesMax + 2 * model.geometry.raw_block_bytes() + (std::size_t{1} << 20);
-}
+std::size_t FrameBytesMax(const CodecModel& model) { return kvtrie::FrameBytesMax(model.geometry); }
 
 absl::Status CheckFrameBytes(absl::string_view field, std::uint64_t bytes,
                              const CodecModel& model) {

@@ -217,6 +217,10 @@ std::size_t FrameHeaderBytes(std::size_t section_count) {
   return (used + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+std::size_t FrameBytesMax(const KvGeometry& geometry) {
+  return kFrameHeaderBytesMax + 2 * geometry.raw_block_bytes() + (std::size_t{1} << 20);
+}
+
 std::vector<std::uint32_t> RawSectionBytes(const KvGeometry& geometry) {
   std::vector<std::uint32_t> sections;
   for (std::uint32_t layer = 0; layer < geometry.layer_count(); ++layer) {

@@ -91,6 +91,9 @@ std::size_t FrameHeaderBytes(std::size_t section_count);
 // The largest header that a well-formed frame may have; bounds what a parser must buffer.
 inline constexpr std::size_t kFrameHeaderBytesMax = std::size_t{64} << 10;
 
+// No codec makes a larger frame of a block of this geometry; bounds what is taken from others.
+std::size_t FrameBytesMax(const KvGeometry& geometry);
+
 // How raw KV of this geometry is cut into sections: per layer, pieces of at most kSectionBytesMax.
 std::vector<std::uint32_t> RawSectionBytes(const KvGeometry& geometry);
 

@@ -142,10 +142,11 @@ int Main(int argc, char** argv) {
   WorkerOptions worker_options;
   worker_options.targets = {worker.listen};
   worker_options.timeout = std::chrono::minutes(5);
-  const WorkerBackend backend(worker_options,
-                              [&](const ProfileId&) -> absl::StatusOr<WorkerBackend::ProfileBytes> {
-                                return std::make_shared<const std::vector<std::byte>>(work.profile);
-                              });
+  const WorkerBackend backend(
+      worker_options,
+      [&](const ProfileId&, Deadline) -> absl::StatusOr<WorkerBackend::ProfileBytes> {
+        return std::make_shared<const std::vector<std::byte>>(work.profile);
+      });
   const FrameCodec here(work.spec, work.residual);
   const FrameCodec there(work.spec, work.residual,
                          backend.CoderFor(work.spec, work.residual).value());

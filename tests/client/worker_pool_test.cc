@@ -5,6 +5,7 @@
 
 #include <set>
 #include <string>
+#include <utility>
 
 #include "tests/storage/base/fake_clock.h"
 
@@ -65,6 +66,29 @@ TEST(WorkerPoolTest, AWorkerThatCannotBeReachedIsNotAsked) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(pool.Take()->target, "b:1");
 }
 
+TEST(WorkerPoolTest, AWorkerThatIsBusyIsLeftAloneForAsLongAsItSays) {
+  using std::chrono::milliseconds;
+  FakeClock clock;
+  WorkerPool pool(Options({"a:1"}), clock);
+  // It may say nothing, or too much.
+  for (const auto& [said, pause] :
+       {std::pair(milliseconds(40), 40), {milliseconds(0), 500}, {milliseconds(90'000), 2000}}) {
+    const auto worker = pool.Take();
+    const auto before = pool.Take();
+    ASSERT_NE(worker, nullptr);
+    pool.Done(worker, Outcome::kBusy, said);
+    EXPECT_EQ(pool.Take(), nullptr);
+    // What was under way already goes well.
+    pool.Done(before, Outcome::kWell);
+    clock.Advance(milliseconds(pause - 1));
+    EXPECT_EQ(pool.Take(), nullptr);
+    clock.Advance(milliseconds(1));
+  }
+  // It has not failed: all may ask it at once.
+  EXPECT_NE(pool.Take(), nullptr);
+  EXPECT_NE(pool.Take(), nullptr);
+}
+
 TEST(WorkerPoolTest, ThePauseHasABound) {
   FakeClock clock;
   WorkerPool pool(Options({"a:1"}), clock);
@@ -118,8 +142,12 @@ TEST(WorkerOptionsTest, FaultsNameTheTarget) {
   options.tenant = std::string(65, 't');
   EXPECT_FALSE(options.Validate().ok());
   options.tenant.clear();
-  options.timeout = std::chrono::milliseconds(0);
-  EXPECT_FALSE(options.Validate().ok());
+  for (const auto timeout : {std::chrono::milliseconds(0), std::chrono::milliseconds(300'001)}) {
+    options.timeout = timeout;
+    EXPECT_THAT(std::string(options.Validate().message()), HasSubstr("timeout: "));
+  }
+  options.timeout = std::chrono::minutes(5);
+  EXPECT_TRUE(options.Validate().ok());
 }
 
 }  // namespace

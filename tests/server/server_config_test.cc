@@ -68,6 +68,14 @@ TEST(ServerConfigTest, SizesAndDurationsHaveUnits) {
   EXPECT_EQ(config->drain_grace, std::chrono::seconds(10));
 }
 
+TEST(ServerConfigTest, WorkersGetAtMostFiveMinutes) {
+  const std::string refusal =
+      Refusal({"--data_dir=/d", "--workers=w:1", "--worker_timeout=300001ms"});
+  EXPECT_THAT(refusal, HasSubstr("--worker_timeout"));
+  EXPECT_THAT(refusal, HasSubstr("5m"));
+  EXPECT_TRUE(Read({"--data_dir=/d", "--workers=w:1", "--worker_timeout=5m"}).ok());
+}
+
 TEST(ServerConfigTest, CommandLineBeatsTheFileAndSourcesAreKept) {
   const FlagFile file("--data_dir=/file\n--io_threads=2\n");
   const auto config = Read({file.argument(), "--io_threads=3"});

@@ -85,6 +85,14 @@ TEST(FrameTest, HeaderIsTheSmallestMultipleOf64) {
   EXPECT_EQ(FrameHeaderBytes(8184), kFrameHeaderBytesMax);
 }
 
+TEST(FrameTest, TheBoundHasRoomForTwiceTheBlock) {
+  for (const std::uint32_t head_dim : {1u, 1u << 16}) {
+    const KvGeometry geometry(SpecOfLayers({{1, 1, head_dim, head_dim}}));
+    EXPECT_GE(FrameBytesMax(geometry), FrameHeaderBytes(8184) + 2 * geometry.raw_block_bytes());
+    EXPECT_LE(FrameBytesMax(geometry), 2 * geometry.raw_block_bytes() + (2u << 20));
+  }
+}
+
 TEST(FrameTest, ParsesTheHeadAlone) {
   const std::string bytes = GoldenFrame();
   const std::size_t header_bytes = FrameHeaderBytes(2);
