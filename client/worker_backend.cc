@@ -49,12 +49,19 @@ std::vector<std::byte> HeaderOf(CodecId codec, Quality quality, const ModelId& m
   return header;
 }
 
+absl::StatusCode CodeOf(const WorkerItem& item) {
+  return static_cast<absl::StatusCode>(item.result.status().code());
+}
+
+// Whether a worker took no more work.
+bool IsRefused(const WorkerItem& item) {
+  return CodeOf(item) == absl::StatusCode::kUnavailable ||
+         CodeOf(item) == absl::StatusCode::kResourceExhausted;
+}
+
 // Whether another worker may do what this one did not.
 bool IsForAnother(const WorkerItem& item) {
-  const auto code = static_cast<absl::StatusCode>(item.result.status().code());
-  return !item.answered || code == absl::StatusCode::kUnavailable ||
-         code == absl::StatusCode::kResourceExhausted ||
-         code == absl::StatusCode::kFailedPrecondition;
+  return !item.answered || IsRefused(item) || CodeOf(item) == absl::StatusCode::kFailedPrecondition;
 }
 
 // Whether a frame was coded against nothing but what its block came with: else nobody could read it
@@ -346,8 +353,9 @@ WorkerPool::Outcome WorkerBackend::OutcomeOf(const absl::Status& status,
                                              std::chrono::nanoseconds time) const {
   using Outcome = WorkerPool::Outcome;
   if (status.ok()) {
-    const bool refused_some = std::any_of(
-        items.begin(), items.end(), [](const WorkerItem* item) { return IsForAnother(*item); });
+    // One that has no room for a profile may well code with those that it has.
+    const bool refused_some = std::any_of(items.begin(), items.end(),
+                                          [](const WorkerItem* item) { return IsRefused(*item); });
     return refused_some ? Outcome::kBusy : Outcome::kWell;
   }
   if (absl::IsUnavailable(status)) return Outcome::kUnreachable;
@@ -393,9 +401,9 @@ absl::Status WorkerBackend::RunAt(WorkerPool::Worker& worker, WorkerMethod metho
       for (WorkerItem* item : waiting) {
         if (sent.ok()) left.push_back(item);
         // That is so at all workers.
-        if (absl::IsNotFound(sent))
-          item->result.mutable_status()->set_code(
-              static_cast<std::uint32_t>(absl::StatusCode::kNotFound));
+        if (!absl::IsNotFound(sent)) continue;
+        item->result.mutable_status()->set_code(
+            static_cast<std::uint32_t>(absl::StatusCode::kNotFound));
       }
     }
   }

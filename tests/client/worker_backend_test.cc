@@ -353,6 +353,7 @@ class FakeWorker final : public v1::Codec::Service {
   grpc::Status PutProfile(grpc::ServerContext* context, grpc::ServerReader<v1::PutProfileRequest>*,
                           v1::PutProfileResponse*) override {
     ++uploads;
+    if (!upload_refusal.ok()) return upload_refusal;
     return Hang(*context);
   }
 
@@ -366,7 +367,7 @@ class FakeWorker final : public v1::Codec::Service {
 
   std::string listen;
   std::atomic<int> calls{0}, uploads{0};
-  grpc::Status refusal;
+  grpc::Status refusal, upload_refusal;
   std::function<bool(const v1::CodecItem&, v1::CodecResult*)> answer = Nothing;
 
  private:
@@ -459,6 +460,19 @@ TEST_F(FakeWorkersTest, BlocksWhoseProfileNobodyHasAreSentOnce) {
     EXPECT_EQ(backend->Stats().failed_calls_total, 0u) << why;
     EXPECT_EQ(backend->Stats().usable_workers, 2u) << why;
   }
+}
+
+TEST_F(FakeWorkersTest, AWorkerThatHasNoRoomForAProfileMayBeAskedForOthers) {
+  one_.answer = FakeWorker::MissesTheProfile;
+  one_.upload_refusal = grpc::Status(grpc::RESOURCE_EXHAUSTED, "all profiles are in use");
+  profiles_ = [this](Deadline) {
+    return std::make_shared<const std::vector<std::byte>>(session_.profile);
+  };
+  const auto backend = Connect(kAmple, {one_.listen});
+  Encode(*backend);
+  EXPECT_EQ(one_.uploads, 1);
+  EXPECT_EQ(backend->Stats().failed_calls_total, 0u);
+  EXPECT_EQ(backend->Stats().usable_workers, 1u);
 }
 
 TEST_F(FakeWorkersTest, TheSourceOfProfilesHasTheDeadline) {
