@@ -116,11 +116,14 @@ void BulkCall::OnCancel() { FinishWith(absl::CancelledError("cancelled by the cl
 void BulkCall::Abort(const absl::Status& status) {
   {
     absl::MutexLock lock(&mutex_);
-    if (finished_) return;
-    // Behind a write that is stuck the status would be stuck too.
+    // Behind a write that is stuck a status is stuck too, this one or that of an earlier end.
     if (writing_) CancelCall(*call_, status);
   }
   FinishWith(status);
+}
+
+void BulkCall::OnTick() {
+  if (stream_->Tick()) Pump();
 }
 
 void BulkCall::OnDrain() {
@@ -136,7 +139,7 @@ void BulkCall::FinishWith(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
     finished_ = true;
-    DisarmStall();
+    if (!writing_) DisarmStall();
   }
   // Whoever sees the end sees its memory given back.
   stream_->Cancel();

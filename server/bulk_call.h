@@ -39,6 +39,7 @@ class BulkCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
 
   void Abort(const absl::Status& status) override;
   void OnDrain() override;
+  void OnTick() override;
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

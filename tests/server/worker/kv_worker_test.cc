@@ -247,6 +247,42 @@ TEST_F(KvWorkerTest, ACallerThatStallsIsEnded) {
   EXPECT_EQ(worker->memory().used_bytes(), 0u);
 }
 
+TEST_F(KvWorkerTest, ACallThatFailedBehindAWriteThatIsStuckIsEnded) {
+  RunningWorker worker(
+      [](WorkerConfig* config) { config->stream_stall_limit = std::chrono::milliseconds(100); });
+  SendTheProfile(worker);
+  grpc::ClientContext context;
+  const auto stream = worker.stub().Decode(&context);
+  v1::CodecRequest request;
+  *request.mutable_open() = blocks_.Open();
+  ASSERT_TRUE(stream->Write(request));
+  // More than a connection holds, so that not all of it can be sent while nobody reads.
+  const std::vector<std::byte> frame = blocks_.Frame(0).bytes;
+  for (std::uint64_t i = 0; i < (std::size_t{8} << 20) / blocks_.raw_bytes(); ++i) {
+    request.Clear();
+    *request.mutable_item() = blocks_.ToDecode(0, frame.size());
+    request.mutable_item()->set_item_id(i);
+    request.set_data(frame.data(), frame.size());
+    request.set_crc32c(Crc32c(frame));
+    if (!stream->Write(request)) break;
+  }
+  const auto jobs = [&] {
+    const CodecQueueStats stats = worker->queue().Stats();
+    return std::pair(stats.jobs_total, stats.waiting_jobs + stats.running_jobs);
+  };
+  while (jobs().first == 0 || jobs().second > 0) std::this_thread::yield();
+  request.Clear();
+  *request.mutable_open() = blocks_.Open();
+  stream->Write(request);
+  EXPECT_TRUE(worker->streams().AwaitNone(std::chrono::seconds(20)));
+  // gRPC lets go of what it was to send a moment later.
+  const Deadline deadline = Soon();
+  while (worker->memory().used_bytes() > 0 && !deadline.expired()) std::this_thread::yield();
+  EXPECT_EQ(worker->memory().used_bytes(), 0u);
+  context.TryCancel();
+  stream->Finish();
+}
+
 TEST_F(KvWorkerTest, ACallerThatAsksForNothingKeepsNoPlace) {
   FakeClock clock;
   RunningWorker worker(
