@@ -28,6 +28,9 @@ class BulkStream {
   // The transport broke.
   virtual void Cancel() = 0;
 
+  // From time to time. True: something has changed.
+  virtual bool Tick() { return false; }
+
   // The next message to send, and the bytes of its payload; nothing: there is none yet.
   virtual std::optional<std::size_t> TakeMessage(grpc::ByteBuffer* message) = 0;
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "server/connection_limits.h"
 #include "server/metrics.h"
+#include "server/status_translation.h"
 #include "storage/base/status_macros.h"
 #include "storage/engine/profile_block_codec.h"
 
@@ -111,7 +112,7 @@ absl::Status KvServer::StartHttp() {
                                      std::chrono::milliseconds(1000));
   timer_->Every(stall_tick, [this] {
     const std::uint64_t before = streams_.stalled_total();
-    streams_.EndStalled();
+    streams_.Tick();
     if (const std::uint64_t ended = streams_.stalled_total() - before; ended > 0) {
       stall_log_.Warn("ended {} stream(s) whose client made no progress", ended);
     }
@@ -178,6 +179,7 @@ absl::Status KvServer::StartServices() {
 }
 
 absl::Status KvServer::BuildDataServer() {
+  KV_RETURN_IF_ERROR(Within("--listen: ", CheckUnixPathIsFree(config_.listen)));
   grpc::ServerBuilder builder;
   grpc::ResourceQuota quota("kvtrie");
   quota.Resize(config_.grpc_memory_bytes);
@@ -197,6 +199,7 @@ absl::Status KvServer::BuildDataServer() {
 }
 
 absl::Status KvServer::BuildAdminServer() {
+  KV_RETURN_IF_ERROR(Within("--admin_listen: ", CheckUnixPathIsFree(config_.admin_listen)));
   grpc::ServerBuilder builder;
   SetConnectionLimits(LimitsOf(config_), &builder);
   int port = 0;

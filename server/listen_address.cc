@@ -4,6 +4,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -112,6 +113,22 @@ absl::StatusOr<bool> IsLoopback(const ListenAddress& address) {
     if (!IsLoopback(*a->ai_addr)) return false;
   }
   return true;
+}
+
+absl::Status CheckUnixPathIsFree(const ListenAddress& address) {
+  if (!address.is_unix()) return absl::OkStatus();
+  sockaddr_un path{};
+  path.sun_family = AF_UNIX;
+  if (address.unix_path.size() >= sizeof path.sun_path) return absl::OkStatus();  // binding tells
+  std::copy(address.unix_path.begin(), address.unix_path.end(), path.sun_path);
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (socket < 0) return absl::OkStatus();
+  const bool is_taken =
+      ::connect(socket, reinterpret_cast<const sockaddr*>(&path), sizeof path) == 0;
+  ::close(socket);
+  if (!is_taken) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      address.WithPort(0), " is in use: another process listens there; stop it first"));
 }
 
 std::vector<std::string> ReachableFamilies(const ListenAddress& address, int port) {

@@ -27,6 +27,9 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text);
 // InvalidArgument: the name does not resolve.
 absl::StatusOr<bool> IsLoopback(const ListenAddress& address);
 
+// Unavailable: another process listens there, which would not notice that its path is taken away.
+absl::Status CheckUnixPathIsFree(const ListenAddress& address);
+
 // "IPv4", "IPv6" or both: the families in which a connection to the address succeeds now.
 std::vector<std::string> ReachableFamilies(const ListenAddress& address, int port);
 

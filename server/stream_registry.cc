@@ -31,9 +31,10 @@ std::vector<std::shared_ptr<TrackedStream>> StreamRegistry::Streams() const {
   return streams;
 }
 
-void StreamRegistry::EndStalled() {
+void StreamRegistry::Tick() {
   const Clock::Duration now = clock_.Monotonic();
   for (const auto& stream : Streams()) {
+    stream->OnTick();
     const Clock::Duration since(stream->waiting_since_.load(TrackedStream::kOrder));
     if (since.count() == 0 || now - since < stall_limit_) continue;
     stream->DisarmStall();

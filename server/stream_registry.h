@@ -26,6 +26,8 @@ class TrackedStream {
   virtual void Abort(const absl::Status& status) = 0;
   // The server drains: end when what was begun is done.
   virtual void OnDrain() = 0;
+  // From time to time.
+  virtual void OnTick() {}
 
  protected:
   // From now on the peer owes progress ... or does not. Cheap; thread-safe.
@@ -50,9 +52,9 @@ class StreamRegistry {
   absl::Status Add(const std::shared_ptr<TrackedStream>& stream);
   void Remove(const TrackedStream* stream);
 
-  // Ends the streams whose peers have owed progress for longer than the limit. Called from time to
-  // time.
-  void EndStalled();
+  // Tells all streams that time has passed, and ends those whose peers have owed progress for
+  // longer than the limit. Called from time to time.
+  void Tick();
 
   void Drain();
   void AbortAll(const absl::Status& status);

@@ -12,8 +12,9 @@ namespace {
 // So far behind its front is a tenant's queue searched for jobs that share a batch.
 constexpr std::size_t kLookAhead = 64;
 
-// What a new measurement of the speed counts beside the older ones.
-constexpr double kSpeedShare = 0.2;
+// So much of what was coded counts for the speed, in times of what makes it known: a few large
+// blocks say more than many small ones.
+constexpr double kSpeedMemory = 16;
 
 constexpr std::chrono::milliseconds kRetryAfterMin{20};
 
@@ -53,23 +54,34 @@ std::uint64_t CodecQueue::BytesOf(const CodecJob& job) {
   return (1 + job.references.size()) * job.model->geometry.raw_block_bytes();
 }
 
-std::optional<CodecQueue::Refusal> CodecQueue::Admit(const std::string& tenant,
-                                                     Clock::Duration deadline) {
+// Tenants are served alike: until the job's turn has come, each of the others gets as much as its
+// tenant does, at most.
+std::uint64_t CodecQueue::BytesBefore(const CodecJob& job) const {
+  const auto own = tenants_.find(job.tenant);
+  const std::uint64_t own_bytes = own == tenants_.end() ? 0 : own->second.waiting_bytes;
+  std::uint64_t bytes = own_bytes;
+  for (const auto& [name, tenant] : tenants_) {
+    if (name != job.tenant) bytes += std::min(tenant.waiting_bytes, own_bytes + BytesOf(job));
+  }
+  return bytes;
+}
+
+std::optional<CodecQueue::Refusal> CodecQueue::Admit(const CodecJob& job) {
   if (stopping_ || draining_) {
     return Refusal{absl::UnavailableError("the worker drains; use another one")};
   }
-  const std::chrono::milliseconds wait = ExpectedWait();
+  const std::chrono::milliseconds wait = TimeOf(BytesBefore(job));
   const auto refuse = [&](const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     ++stats_.refused_total;
     return Refusal{absl::ResourceExhaustedError(why), std::max(wait, kRetryAfterMin)};
   };
-  if (clock_.Monotonic() + wait > deadline) {
+  if (clock_.Monotonic() + wait > job.deadline) {
     return refuse(absl::StrCat("work for ", wait.count(),
                                " ms waits already, which is longer than the item may wait"));
   }
   if (stats_.waiting_jobs < options_.jobs_max) return std::nullopt;
   // Room that others do not use may be used, but not kept from them.
-  const auto own = tenants_.find(tenant);
+  const auto own = tenants_.find(job.tenant);
   const std::size_t own_jobs = own == tenants_.end() ? 0 : own->second.waiting.size();
   const std::size_t tenants = tenants_.size() + (own == tenants_.end() ? 1 : 0);
   const bool has_share = own_jobs < options_.jobs_max / tenants;
@@ -77,17 +89,16 @@ std::optional<CodecQueue::Refusal> CodecQueue::Admit(const std::string& tenant,
   return refuse(absl::StrCat(stats_.waiting_jobs, " items wait already, of ", options_.jobs_max));
 }
 
-std::optional<CodecQueue::Refusal> CodecQueue::Refuses(const std::string& tenant,
-                                                       Clock::Duration timeout) {
+std::optional<CodecQueue::Refusal> CodecQueue::Refuses(const CodecJob& job) {
   absl::MutexLock lock(&mutex_);
-  return Admit(tenant, clock_.Monotonic() + timeout);
+  return Admit(job);
 }
 
 void CodecQueue::Submit(std::unique_ptr<CodecJob> job) {
   {
     absl::MutexLock lock(&mutex_);
     job->submitted = clock_.Monotonic();
-    const auto refusal = Admit(job->tenant, job->deadline);
+    const auto refusal = Admit(*job);
     if (!refusal.has_value()) {
       auto [tenant, is_new] = tenants_.try_emplace(job->tenant);
       if (is_new) tenant->second.served_bytes = served_floor_;
@@ -216,12 +227,7 @@ void CodecQueue::Run(std::size_t thread) {
       const double seconds = std::chrono::duration<double>(coding).count();
       stats_.coding_seconds_total += seconds;
       // What fails, fails fast.
-      if (seconds > 0 && all_well) {
-        const double speed = static_cast<double>(bytes) / seconds;
-        bytes_per_second_ = bytes_per_second_ == 0
-                                ? speed
-                                : bytes_per_second_ + kSpeedShare * (speed - bytes_per_second_);
-      }
+      if (all_well) LearnSpeed(bytes, seconds);
     }
     for (std::unique_ptr<CodecJob>& job : batch) {
       auto on_done = std::move(job->on_done);
@@ -230,10 +236,19 @@ void CodecQueue::Run(std::size_t thread) {
   }
 }
 
-std::chrono::milliseconds CodecQueue::ExpectedWait() const {
-  if (bytes_per_second_ == 0) return std::chrono::milliseconds(0);
-  const double seconds = static_cast<double>(waiting_bytes_) /
-                         (bytes_per_second_ * static_cast<double>(options_.threads));
+void CodecQueue::LearnSpeed(std::uint64_t bytes, double seconds) {
+  coded_bytes_ += static_cast<double>(bytes);
+  coded_seconds_ += seconds;
+  const double most = kSpeedMemory * static_cast<double>(options_.speed_bytes);
+  if (coded_bytes_ <= most) return;
+  coded_seconds_ *= most / coded_bytes_;
+  coded_bytes_ = most;
+}
+
+std::chrono::milliseconds CodecQueue::TimeOf(std::uint64_t bytes) const {
+  if (coded_bytes_ < static_cast<double>(options_.speed_bytes)) return std::chrono::milliseconds(0);
+  const double seconds = static_cast<double>(bytes) * coded_seconds_ /
+                         (coded_bytes_ * static_cast<double>(options_.threads));
   return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, 3600.0) * 1e3));
 }
 
@@ -276,7 +291,7 @@ CodecQueueStats CodecQueue::Stats() const {
   for (const auto& [name, tenant] : tenants_) {
     stats.tenants.push_back({name, tenant.waiting.size(), tenant.waiting_bytes});
   }
-  stats.expected_wait = ExpectedWait();
+  stats.expected_wait = TimeOf(waiting_bytes_);
   return stats;
 }
 

@@ -26,6 +26,8 @@ struct CodecQueueOptions {
   std::size_t jobs_max = 1024;
   // Tokens of the jobs that are coded together: as many as the device needs to be fast.
   std::size_t batch_tokens = 256;
+  // Raw KV that has to be coded before the speed is known well enough to refuse anything by it.
+  std::size_t speed_bytes = std::size_t{4} << 20;
 };
 
 struct CodecQueueStats {
@@ -69,12 +71,12 @@ class CodecQueue {
   // refused, DeadlineExceeded where it waited for too long, Unavailable while the queue drains.
   void Submit(std::unique_ptr<CodecJob> job);
 
-  // Whether a job of the tenant that may wait for so long would be refused now.
+  // Whether the job would be refused now.
   struct Refusal {
     absl::Status status;
     std::chrono::milliseconds retry_after{0};
   };
-  std::optional<Refusal> Refuses(const std::string& tenant, Clock::Duration timeout);
+  std::optional<Refusal> Refuses(const CodecJob& job);
 
   // Ends jobs that have waited for too long, when all threads are at work. From time to time.
   void Tick();
@@ -112,9 +114,11 @@ class CodecQueue {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropIdleTenants() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Expire(Jobs* expired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<Refusal> Admit(const std::string& tenant, Clock::Duration deadline)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::chrono::milliseconds ExpectedWait() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<Refusal> Admit(const CodecJob& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Bytes that are coded before the job is, by all that wait now.
+  std::uint64_t BytesBefore(const CodecJob& job) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LearnSpeed(std::uint64_t bytes, double seconds) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::chrono::milliseconds TimeOf(std::uint64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndAll(Jobs jobs, const absl::Status& status);
 
   const CodecQueueOptions options_;
@@ -128,7 +132,9 @@ class CodecQueue {
   std::uint64_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   // Where a tenant begins that had nothing waiting: what it did not ask for is not owed to it.
   std::uint64_t served_floor_ ABSL_GUARDED_BY(mutex_) = 0;
-  double bytes_per_second_ ABSL_GUARDED_BY(mutex_) = 0;  // of one thread; 0: not known yet
+  // What one thread has coded, of late, and how long it took.
+  double coded_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  double coded_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Clock::Duration> running_since_ ABSL_GUARDED_BY(mutex_);  // [thread]; 0: idle
   CodecQueueStats stats_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;

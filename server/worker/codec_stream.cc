@@ -202,8 +202,9 @@ absl::Status CodecStream::Begin(const v1::CodecItem& item) {
                      " bytes, and one stream may hold ", share, " (--memory_bytes)")));
     return absl::OkStatus();
   }
+  incoming_->job->deadline = job_deadline_;
   // Before its bytes are read.
-  if (auto refusal = host_.queue.Refuses(tenant_, item_timeout_); refusal.has_value()) {
+  if (auto refusal = host_.queue.Refuses(*incoming_->job); refusal.has_value()) {
     incoming_->result.set_retry_after_ms(static_cast<std::uint32_t>(refusal->retry_after.count()));
     FailIncoming(refusal->status);
     return absl::OkStatus();
@@ -225,16 +226,17 @@ bool CodecStream::Reserve() {
                        share, "; take fewer blocks at a time")));
       return true;
     }
-  } else if (!host_.memory.AcquireOrWait(bytes, [weak = weak_from_this(), bytes, &host = host_] {
-               // Whoever gave the memory back may hold locks.
-               host.post([weak, bytes, &host] {
-                 if (const auto self = weak.lock()) {
-                   self->OnGranted(bytes);
-                 } else {
-                   host.memory.Release(bytes);
-                 }
-               });
-             })) {
+  } else if (!host_.memory.AcquireOrWait(
+                 bytes, [weak = weak_from_this(), wait = ++waits_, bytes, &host = host_] {
+                   // Whoever gave the memory back may hold locks.
+                   host.post([weak, wait, bytes, &host] {
+                     if (const auto self = weak.lock()) {
+                       self->OnGranted(wait, bytes);
+                     } else {
+                       host.memory.Release(bytes);
+                     }
+                   });
+                 })) {
     return false;
   }
   Allocate(bytes);
@@ -251,17 +253,18 @@ void CodecStream::Allocate(std::size_t bytes) {
   }
 }
 
-void CodecStream::OnGranted(std::size_t bytes) {
+void CodecStream::OnGranted(std::uint64_t wait, std::size_t bytes) {
   std::unique_ptr<CodecJob> complete;
   v1::CodecResult result;
   {
     absl::MutexLock lock(&mutex_);
-    if (cancelled_ || !status_.ok() || incoming_ == nullptr || incoming_->job == nullptr) {
+    // What it was for may have ended.
+    if (cancelled_ || waiting_ == nullptr || wait != waits_) {
       host_.memory.Release(bytes);
       return;
     }
     Allocate(bytes);
-    if (waiting_ != nullptr && waiting_->payload.size() > 0) AddBytes(*waiting_, &complete);
+    if (waiting_->payload.size() > 0) AddBytes(*waiting_, &complete);
     waiting_.reset();
     if (complete != nullptr) {
       result = std::move(incoming_->result);
@@ -333,7 +336,6 @@ void CodecStream::Submit(std::unique_ptr<CodecJob> job, v1::CodecResult result) 
   {
     absl::MutexLock lock(&mutex_);
     ++in_queue_;
-    job->deadline = job_deadline_;
   }
   if (op_ == CodecOp::kDecode) {
     if (absl::Status opened = CodecWork::Open(*job); !opened.ok()) {
@@ -488,7 +490,19 @@ bool CodecStream::wants_message() const {
 
 bool CodecStream::owes_progress() const {
   absl::MutexLock lock(&mutex_);
-  return (incoming_ != nullptr && incoming_->job != nullptr) || IsIdle();
+  if (incoming_ != nullptr && incoming_->job != nullptr) return true;
+  // Answers that go out layer by layer wait for the end of the input.
+  return IsIdle() || (layer_major_ && !input_closed_ && in_queue_ == 0);
+}
+
+bool CodecStream::Tick() {
+  absl::MutexLock lock(&mutex_);
+  if (waiting_ == nullptr || host_.clock.Monotonic() <= job_deadline_) return false;
+  waiting_.reset();
+  incoming_->result.set_retry_after_ms(static_cast<std::uint32_t>(kMemoryRetryAfter.count()));
+  FailIncoming(absl::ResourceExhaustedError(
+      "block_bytes: the item's time was over before there was memory for it (--memory_bytes)"));
+  return true;
 }
 
 bool CodecStream::idle() const {

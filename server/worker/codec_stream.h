@@ -60,6 +60,9 @@ class CodecStream final : public BulkStream, public std::enable_shared_from_this
   // Drops what is not answered.
   void Cancel() override;
 
+  // An item that has waited for memory for too long fails.
+  bool Tick() override;
+
   std::optional<std::size_t> TakeMessage(grpc::ByteBuffer* message) override;
 
   bool wants_message() const override;
@@ -95,7 +98,7 @@ class CodecStream final : public BulkStream, public std::enable_shared_from_this
   absl::Status Begin(const v1::CodecItem& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False: the item waits for memory.
   bool Reserve() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void OnGranted(std::size_t bytes);
+  void OnGranted(std::uint64_t wait, std::size_t bytes);
   void Allocate(std::size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddBytes(CodecMessage& message, std::unique_ptr<CodecJob>* complete)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -126,6 +129,7 @@ class CodecStream final : public BulkStream, public std::enable_shared_from_this
   std::unique_ptr<Incoming> incoming_ ABSL_GUARDED_BY(mutex_);
   Clock::Duration job_deadline_ ABSL_GUARDED_BY(mutex_){};         // of that item
   std::unique_ptr<CodecMessage> waiting_ ABSL_GUARDED_BY(mutex_);  // for memory
+  std::uint64_t waits_ ABSL_GUARDED_BY(mutex_) = 0;                // that have begun
   std::size_t in_queue_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of items that are not answered
   std::deque<Answer> answers_ ABSL_GUARDED_BY(mutex_);

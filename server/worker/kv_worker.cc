@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/status_translation.h"
 #include "server/wire_conversion.h"
 #include "storage/base/status_macros.h"
 
@@ -59,7 +60,7 @@ absl::StatusOr<std::unique_ptr<KvWorker>> KvWorker::Start(
 
 KvWorker::~KvWorker() {
   Stop(std::chrono::milliseconds(0));
-  fit_turn_.AwaitFree();
+  fit_turn_.AwaitFree(std::chrono::hours(24));
   http_.reset();
   timer_->Stop();
   chores_->Stop();
@@ -98,6 +99,7 @@ absl::Status KvWorker::StartHttp() {
 }
 
 absl::Status KvWorker::StartServices() {
+  KV_RETURN_IF_ERROR(Within("--listen: ", CheckUnixPathIsFree(config_.listen)));
   context_.reset(new WorkerContext{
       .host = {.queue = *queue_,
                .memory = memory_,
@@ -135,7 +137,7 @@ absl::Status KvWorker::StartServices() {
                                      std::chrono::milliseconds(1000));
   timer_->Every(stall_tick, [this] {
     const std::uint64_t before = streams_.stalled_total();
-    streams_.EndStalled();
+    streams_.Tick();
     if (const std::uint64_t ended = streams_.stalled_total() - before; ended > 0) {
       stall_log_.Warn("ended {} stream(s) whose caller made no progress", ended);
     }

@@ -2,6 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
 
 namespace kvtrie {
 namespace {
@@ -36,6 +42,24 @@ TEST(ListenAddressTest, KnowsWhatStaysOnThisMachine) {
   EXPECT_FALSE(*IsLoopback(*ParseListenAddress("0.0.0.0:1")));
   EXPECT_FALSE(*IsLoopback(*ParseListenAddress("[::]:1")));
   EXPECT_FALSE(*IsLoopback(*ParseListenAddress("192.0.2.1:1")));
+}
+
+TEST(ListenAddressTest, APathWhereAnotherOneListensIsNotFree) {
+  const std::string path = testing::TempDir() + "/listen." + std::to_string(::getpid());
+  const auto address = ParseListenAddress("unix:" + path);
+  EXPECT_TRUE(CheckUnixPathIsFree(*address).ok());
+  EXPECT_TRUE(CheckUnixPathIsFree(*ParseListenAddress("127.0.0.1:1")).ok());
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un where{};
+  where.sun_family = AF_UNIX;
+  std::copy(path.begin(), path.end(), where.sun_path);
+  ASSERT_EQ(::bind(socket, reinterpret_cast<const sockaddr*>(&where), sizeof where), 0);
+  ASSERT_EQ(::listen(socket, 1), 0);
+  EXPECT_TRUE(absl::IsUnavailable(CheckUnixPathIsFree(*address)));
+  ::close(socket);
+  // What one that was killed leaves there keeps nobody away.
+  EXPECT_TRUE(CheckUnixPathIsFree(*address).ok());
+  ::unlink(path.c_str());
 }
 
 }  // namespace

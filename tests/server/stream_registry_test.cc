@@ -30,10 +30,10 @@ TEST_F(StreamRegistryTest, EndsOnlyThoseThatOweProgressForTooLong) {
   ASSERT_TRUE(registry_.Add(waiting).ok());
   stalled->ArmStall(clock_.Monotonic());
   clock_.Advance(std::chrono::milliseconds(99));
-  registry_.EndStalled();
+  registry_.Tick();
   EXPECT_TRUE(stalled->aborted.ok());
   clock_.Advance(std::chrono::milliseconds(1));
-  registry_.EndStalled();
+  registry_.Tick();
   EXPECT_TRUE(absl::IsDeadlineExceeded(stalled->aborted));
   EXPECT_TRUE(waiting->aborted.ok());
   EXPECT_EQ(registry_.stalled_total(), 1u);
@@ -45,7 +45,7 @@ TEST_F(StreamRegistryTest, ProgressDisarms) {
   stream->ArmStall(clock_.Monotonic());
   stream->DisarmStall();
   clock_.Advance(std::chrono::hours(1));
-  registry_.EndStalled();
+  registry_.Tick();
   EXPECT_TRUE(stream->aborted.ok());
 }
 

@@ -60,6 +60,7 @@ class Gate {
 class CodecQueueTest : public testing::Test {
  protected:
   std::unique_ptr<CodecQueue> MakeQueue(CodecQueueOptions options) {
+    options.speed_bytes = speed_bytes_;
     return std::make_unique<CodecQueue>(
         options,
         [this](std::span<const std::unique_ptr<CodecJob>> jobs) {
@@ -111,6 +112,7 @@ class CodecQueueTest : public testing::Test {
   Gate gate_;
   Clock::Duration coding_takes_{};
   bool coding_fails_ = false;
+  std::size_t speed_bytes_ = 1;
   absl::Mutex mutex_;
   std::vector<std::string> batches_;
   std::vector<std::unique_ptr<CodecJob>> done_;
@@ -219,9 +221,9 @@ TEST_F(CodecQueueTest, AFullQueueRefusesThoseWhoHaveMoreThanTheirShare) {
   // Another one still gets in.
   queue->Submit(Job("b"));
   EXPECT_EQ(queue->Stats().waiting_jobs, 5u);
-  EXPECT_TRUE(queue->Refuses("a", kLong).has_value());
-  EXPECT_FALSE(queue->Refuses("b", kLong).has_value());
-  EXPECT_FALSE(queue->Refuses("c", kLong).has_value());
+  EXPECT_TRUE(queue->Refuses(*Job("a")).has_value());
+  EXPECT_FALSE(queue->Refuses(*Job("b")).has_value());
+  EXPECT_FALSE(queue->Refuses(*Job("c")).has_value());
   gate_.Open();
   AwaitDone(7);
 }
@@ -257,6 +259,26 @@ TEST_F(CodecQueueTest, WhatFailsTellsNothingOfTheSpeed) {
   AwaitDone(3);
 }
 
+TEST_F(CodecQueueTest, FewBytesTellNothingOfTheSpeed) {
+  coding_takes_ = std::chrono::seconds(2);
+  speed_bytes_ = 2 * model_->geometry.raw_block_bytes();
+  const auto queue = MakeQueue({.threads = 1, .batch_tokens = 1});
+  gate_.PassOne();
+  queue->Submit(Job("a"));
+  AwaitDone(1);
+  queue->Submit(Job("a"));
+  gate_.AwaitWaiting(1);
+  queue->Submit(Job("a"));
+  EXPECT_EQ(queue->Stats().expected_wait.count(), 0);
+  gate_.PassOne();
+  AwaitDone(2);
+  gate_.AwaitWaiting(1);
+  queue->Submit(Job("a"));
+  EXPECT_EQ(queue->Stats().expected_wait, std::chrono::seconds(2));
+  gate_.Open();
+  AwaitDone(4);
+}
+
 TEST_F(CodecQueueTest, ReferencesAreWorkToo) {
   coding_takes_ = std::chrono::seconds(2);
   const auto queue = MakeQueue({.threads = 1, .batch_tokens = 1});
@@ -283,11 +305,14 @@ TEST_F(CodecQueueTest, WhatWouldWaitForTooLongIsRefusedAtOnce) {
   gate_.AwaitWaiting(1);
   for (int i = 0; i < 3; ++i) queue->Submit(Job("a"));
   EXPECT_EQ(queue->Stats().expected_wait, std::chrono::seconds(6));
-  const auto refusal = queue->Refuses("b", std::chrono::seconds(5));
+  const auto refusal = queue->Refuses(*Job("a", std::chrono::seconds(5)));
   ASSERT_TRUE(refusal.has_value());
   EXPECT_TRUE(absl::IsResourceExhausted(refusal->status));
   EXPECT_EQ(refusal->retry_after, std::chrono::seconds(6));
-  EXPECT_FALSE(queue->Refuses("b", std::chrono::seconds(7)).has_value());
+  EXPECT_FALSE(queue->Refuses(*Job("a", std::chrono::seconds(7))).has_value());
+  // Another tenant waits for its share, and not for what all have.
+  EXPECT_FALSE(queue->Refuses(*Job("b", std::chrono::seconds(3))).has_value());
+  EXPECT_TRUE(queue->Refuses(*Job("b", std::chrono::seconds(1))).has_value());
   gate_.Open();
   AwaitDone(5);
 }

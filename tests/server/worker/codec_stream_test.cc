@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
@@ -421,6 +422,46 @@ TEST_F(CodecStreamTest, MemoryThatComesTooLateIsGivenBack) {
   memory_.Release(all);
   RunChores();
   EXPECT_EQ(memory_.used_bytes(), 0u);
+}
+
+TEST_F(CodecStreamTest, AnItemThatWaitsForMemoryForTooLongFails) {
+  const std::size_t all = memory_.limit_bytes();
+  ASSERT_TRUE(memory_.TryAcquire(all));
+  const auto stream = Open(CodecOp::kEncode);
+  v1::CodecRequest request;
+  *request.mutable_item() = blocks_.ToEncode(0);
+  stream->Receive(Message(request, std::span(blocks_.raw(0)).first(100)));
+  EXPECT_FALSE(stream->Tick());
+  clock_.Advance(limits_.item_timeout_max + std::chrono::milliseconds(1));
+  EXPECT_TRUE(stream->Tick());
+  EXPECT_FALSE(stream->Tick());
+  const auto late = TakeAnswers(*stream, 1);
+  EXPECT_EQ(late.at(0).result.status().code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_GT(late.at(0).result.retry_after_ms(), 0u);
+  // The rest of it, and then another one, which waits too.
+  stream->Receive(Message({}, std::span(blocks_.raw(0)).subspan(100, 100)));
+  *request.mutable_item() = blocks_.ToEncode(1);
+  stream->Receive(Message(request, blocks_.raw(1)));
+  EXPECT_FALSE(stream->wants_message());
+  // The first grant is of the one that has failed.
+  memory_.Release(all);
+  RunChores();
+  const auto answers = TakeAnswers(*stream, 1);
+  EXPECT_EQ(answers.at(1).bytes, blocks_.Frame(1).bytes);
+  EXPECT_TRUE(stream->idle());
+  EXPECT_EQ(memory_.used_bytes(), 0u);
+}
+
+TEST_F(CodecStreamTest, WhereAnswersWaitForTheEndItIsTheCallersTurn) {
+  const auto stream = Open(CodecOp::kDecode, /*layer_major=*/true);
+  const std::vector<std::byte> frame = blocks_.Frame(0).bytes;
+  Go(false);
+  Send(*stream, blocks_.ToDecode(0, frame.size()), {frame});
+  EXPECT_FALSE(stream->owes_progress());
+  Go(true);
+  while (!stream->owes_progress()) std::this_thread::yield();
+  stream->CloseInput();
+  EXPECT_FALSE(stream->owes_progress());
 }
 
 TEST_F(CodecStreamTest, OneStreamHoldsAQuarterOfTheMemory) {
