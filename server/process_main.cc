@@ -116,7 +116,11 @@ int RunUntilStopped(const ProcessSettings& process,
       ::_exit(kExitDidNotEnd);
     }).detach();
   }
-  server->stop();
+  if (!server->stop()) {
+    spdlog::info("ended, with work that nobody wants");
+    spdlog::shutdown();
+    ::_exit(0);
+  }
   spdlog::info("ended");
   return 0;
 }

@@ -21,7 +21,9 @@ inline constexpr int kExitDidNotEnd = 3;
 // A server as its main sees it.
 struct StartedProcess {
   std::map<std::string, std::string> addresses;  // by name, for the ready file
-  std::function<void()> stop;                    // drains and ends
+  // Drains and ends. False: a thread is left whose work nobody wants any more; the process ends
+  // without it.
+  std::function<bool()> stop;
   // A process that keeps nothing is ended by then, whatever hangs; zero: one that may take as long
   // as it has to.
   std::chrono::milliseconds stop_time_max{0};

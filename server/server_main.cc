@@ -32,6 +32,7 @@ absl::StatusOr<StartedProcess> Start(const ServerConfig& config) {
                         .stop = [server, &config]() mutable {
                           server->Stop(config.drain_grace);
                           server.reset();
+                          return true;
                         }};
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <span>
 #include <thread>
 #include <utility>
@@ -49,7 +50,16 @@ absl::Status FitRequest::Open(const v1::FitOpen& open) {
   opened_ = true;
   const KvGeometry geometry(spec_);
   token_bytes_ = geometry.raw_block_bytes() / geometry.block_tokens();
-  held_bytes_ = open.material_bytes();
+  const ResidualFitOptions options = Options();
+  const std::uint64_t working_bytes = FitWorkingBytes(spec_, options, 0);
+  working_bytes_per_token_ = FitWorkingBytes(spec_, options, 1) - working_bytes;
+  held_bytes_ = 2 * open.material_bytes() + working_bytes;  // as it is sent, and decoded
+  if (held_bytes_ > limits_.fit_bytes_max) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("open.model: to fit it takes ", held_bytes_,
+                     " bytes beside its texts, and this worker's limit is ", limits_.fit_bytes_max,
+                     " (--fit_bytes_max)"));
+  }
   return absl::OkStatus();
 }
 
@@ -75,12 +85,13 @@ absl::Status FitRequest::Begin(const v1::FitSample& sample) {
                                                    " bytes are not whole u32le token ids"));
   }
   const std::size_t bytes = count * token_bytes_;
-  if (bytes > limits_.fit_bytes_max - std::min(held_bytes_, limits_.fit_bytes_max)) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("sample: with it, texts have more than ", limits_.fit_bytes_max,
-                     " bytes, which is this worker's limit (--fit_bytes_max)"));
+  const std::uint64_t taken = bytes + count * working_bytes_per_token_;
+  if (taken > limits_.fit_bytes_max - held_bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "sample: with it, texts and fitting take ", held_bytes_ + taken,
+        " bytes, and this worker's limit is ", limits_.fit_bytes_max, " (--fit_bytes_max)"));
   }
-  held_bytes_ += bytes;
+  held_bytes_ += taken;
   Sample& added = samples_.emplace_back();
   added.tokens.resize(count);
   std::memcpy(added.tokens.data(), sample.tokens().data(), sample.tokens().size());
@@ -125,17 +136,7 @@ absl::Status FitRequest::Add(const v1::FitProfileRequest& request, const BulkPay
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> FitRequest::Fit(const Tell& tell,
-                                            const std::function<bool()>& is_cancelled) const {
-  KV_RETURN_IF_ERROR(CheckComplete());
-  FitMaterial material;
-  if (!material_.empty()) {
-    KV_ASSIGN_OR_RETURN(material, FitMaterial::Decode(PlanesOf(spec_), material_));
-  }
-  std::vector<KvSample> samples;
-  for (const Sample& sample : samples_) {
-    samples.push_back({.tokens = sample.tokens, .raw = {sample.raw.data(), sample.raw_bytes}});
-  }
+ResidualFitOptions FitRequest::Options() const {
   ResidualFitOptions options;
   options.rounds = open_.rounds() == 0 ? 1 : static_cast<int>(open_.rounds());
   if (open_.table_tokens_max() != 0) options.table_tokens_max = open_.table_tokens_max();
@@ -149,11 +150,26 @@ absl::StatusOr<std::string> FitRequest::Fit(const Tell& tell,
     added.importance_strength = static_cast<float>(
         level.importance_strength() == 0 ? kImportanceStrength : level.importance_strength());
   }
-  options.progress = tell;
-  options.is_cancelled = is_cancelled;
   // Text that samples share by chance is no ground for differences, which would have to be
   // measured.
   options.differences.tokens_min = 0;
+  return options;
+}
+
+absl::StatusOr<std::string> FitRequest::Fit(const Tell& tell,
+                                            const std::function<bool()>& is_cancelled) const {
+  KV_RETURN_IF_ERROR(CheckComplete());
+  FitMaterial material;
+  if (!material_.empty()) {
+    KV_ASSIGN_OR_RETURN(material, FitMaterial::Decode(PlanesOf(spec_), material_));
+  }
+  std::vector<KvSample> samples;
+  for (const Sample& sample : samples_) {
+    samples.push_back({.tokens = sample.tokens, .raw = {sample.raw.data(), sample.raw_bytes}});
+  }
+  ResidualFitOptions options = Options();
+  options.progress = tell;
+  options.is_cancelled = is_cancelled;
   KV_ASSIGN_OR_RETURN(const ResidualProfile profile,
                       FitResidualProfile(spec_, samples, material, options));
   return EncodeDraft(profile.codec_key, profile.EncodeBody());
@@ -232,13 +248,22 @@ absl::Status FitCall::Take() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> FitCall::FitTexts() {
+  try {
+    return request_.Fit(
+        [this](double done_share, std::string_view doing) { Tell(done_share, doing); },
+        [this] {
+          absl::MutexLock lock(&mutex_);
+          return finished_;
+        });
+  } catch (const std::bad_alloc&) {
+    // Its size was estimated, and the machine may have less than the limit says.
+    return absl::ResourceExhaustedError("open.model: not enough memory to fit it");
+  }
+}
+
 void FitCall::Fit() {
-  auto draft =
-      request_.Fit([this](double done_share, std::string_view doing) { Tell(done_share, doing); },
-                   [this] {
-                     absl::MutexLock lock(&mutex_);
-                     return finished_;
-                   });
+  auto draft = FitTexts();
   // From here on nothing of the worker is used unless its call is still there.
   absl::MutexLock lock(&mutex_);
   fits_ = false;

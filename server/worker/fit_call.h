@@ -22,6 +22,7 @@
 #include "server/worker/worker_context.h"
 #include "storage/base/clock.h"
 #include "storage/base/shared_bytes.h"
+#include "storage/codec/residual_fit.h"
 #include "storage/kv/model_spec.h"
 
 namespace kvtrie {
@@ -31,11 +32,11 @@ class FitRequest {
  public:
   explicit FitRequest(const CodecLimits& limits) : limits_(limits) {}
 
-  // InvalidArgument names the field. ResourceExhausted: the texts are more than the limit.
+  // InvalidArgument names the field. ResourceExhausted: fitting takes more than the limit.
   absl::Status Add(const v1::FitProfileRequest& request, const BulkPayload& payload);
 
   bool opened() const { return opened_; }
-  std::size_t held_bytes() const { return held_bytes_; }
+  std::uint64_t held_bytes() const { return held_bytes_; }
 
   // A draft (profile_draft.h). Takes minutes. `tell` is called at each hundredth; Cancelled soon
   // after `is_cancelled` has become true.
@@ -54,13 +55,16 @@ class FitRequest {
   absl::Status Open(const v1::FitOpen& open);
   absl::Status Begin(const v1::FitSample& sample);
   absl::Status CheckComplete() const;
+  ResidualFitOptions Options() const;
 
   const CodecLimits& limits_;
   bool opened_ = false;
   v1::FitOpen open_;
   ModelSpec spec_;
   std::size_t token_bytes_ = 0;
-  std::size_t held_bytes_ = 0;
+  // Of all that is here, and that fitting it takes.
+  std::uint64_t held_bytes_ = 0;
+  std::uint64_t working_bytes_per_token_ = 0;
   std::string material_;
   std::vector<Sample> samples_;
 };
@@ -93,6 +97,7 @@ class FitCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   void ReadNext();
   absl::Status Take();
   void Fit();
+  absl::StatusOr<std::string> FitTexts();
   void Tell(double done_share, std::string_view doing);
   // Writes what there is: progress, or the next piece of the draft.
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

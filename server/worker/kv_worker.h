@@ -60,6 +60,8 @@ class KvWorker {
 
   // Health fails, new items are refused, those that are here are coded. It still answers.
   void Drain();
+  // True: no profile is being fitted, or none any more within the time. Destruction waits for it.
+  bool AwaitFit(std::chrono::milliseconds timeout) { return fit_turn_.AwaitFree(timeout); }
   // Drains and ends, within `grace`.
   void Stop(std::chrono::milliseconds grace);
 

@@ -49,8 +49,8 @@ ABSL_FLAG(ByteSize, memory_bytes, ByteSize{1 * kGiB},
           "down. One stream has a quarter of it at most.");
 ABSL_FLAG(ByteSize, item_bytes_max, ByteSize{64 * kMiB},
           "Largest item: a raw block with the frames that it is coded against.");
-ABSL_FLAG(ByteSize, fit_bytes_max, ByteSize{2 * kGiB},
-          "Texts and material of one FitProfile, which are held in memory until it ends.");
+ABSL_FLAG(ByteSize, fit_bytes_max, ByteSize{4 * kGiB},
+          "Memory of one FitProfile: its texts and material, and what fitting them takes.");
 ABSL_FLAG(ByteSize, codec_memory_bytes, ByteSize{1 * kGiB},
           "Codecs that are kept, made of profiles; each takes about twice its profile.");
 ABSL_FLAG(ByteSize, profile_memory_bytes, ByteSize{256 * kMiB},
@@ -151,8 +151,9 @@ class ConfigBuilder : private SettingChecks {
     if (!codec.is_unix() && codec.port != 0 && codec.port == http.port && codec.host == http.host) {
       Fail("http_listen", "is the same address as --listen");
     }
-    if (config.limits.item_bytes_max > config.memory_bytes / 2) {
-      Fail("item_bytes_max", "is more than half of --memory_bytes");
+    // One stream has a quarter of it, for what comes and for what that becomes.
+    if (config.limits.item_bytes_max > config.memory_bytes / 8) {
+      Fail("item_bytes_max", "is more than an eighth of --memory_bytes");
     }
     if (config.connections.message_bytes_max > config.grpc_memory_bytes) {
       Fail("message_bytes_max", "is larger than --grpc_memory_bytes");

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <utility>
@@ -36,10 +37,11 @@ class FitTurn {
   // What the one that has the turn holds, for metrics.
   void SetHeldBytes(std::size_t bytes) { held_bytes_ = bytes; }
   std::size_t held_bytes() const { return held_bytes_; }
-  void AwaitFree() {
+  // False: it is still taken after that time.
+  bool AwaitFree(std::chrono::milliseconds timeout) {
     absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(
-        +[](bool* taken) { return !*taken; }, &taken_));
+    const auto is_free = +[](bool* taken) { return !*taken; };
+    return mutex_.AwaitWithTimeout(absl::Condition(is_free, &taken_), absl::FromChrono(timeout));
   }
 
  private:

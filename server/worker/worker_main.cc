@@ -23,6 +23,8 @@ namespace {
 
 // What ends last are threads that code; one whose device hangs never does.
 constexpr std::chrono::milliseconds kEndTime{2'000};
+// A fit that was cancelled sees it at once, unless it is in the middle of a large matrix.
+constexpr std::chrono::milliseconds kFitEndTime{500};
 
 absl::StatusOr<StartedProcess> Start(const WorkerConfig& config) {
   auto backend = gpu::MakeBackend(config.backend);
@@ -35,7 +37,9 @@ absl::StatusOr<StartedProcess> Start(const WorkerConfig& config) {
                         .stop =
                             [worker, &config]() mutable {
                               worker->Stop(config.drain_grace);
+                              if (!worker->AwaitFit(kFitEndTime)) return false;
                               worker.reset();
+                              return true;
                             },
                         .stop_time_max = config.drain_grace + kEndTime};
 }

@@ -56,7 +56,8 @@ struct NormalEquations {
 
 NormalEquations SumProducts(const FitRows& rows, std::span<const float> values,
                             const RestoredCodes& codes, const BlockInputs& inputs,
-                            std::size_t block, const PlaneProfile& of) {
+                            std::size_t block, const PlaneProfile& of,
+                            const std::function<bool()>& is_cancelled) {
   const std::size_t components = of.bias.size();
   const std::size_t block_components = components / of.block_count;
   const std::size_t in = inputs.count;
@@ -89,7 +90,9 @@ NormalEquations SumProducts(const FitRows& rows, std::span<const float> values,
       const std::size_t component = block * block_components + c;
       y(Index(filled), Index(c)) = values[row * components + component] - of.bias[component];
     }
-    if (++filled == kFitChunkRows) add_chunk();
+    if (++filled < kFitChunkRows) continue;
+    add_chunk();
+    if (is_cancelled && is_cancelled()) return sums;
   }
   add_chunk();
   return sums;
@@ -98,7 +101,8 @@ NormalEquations SumProducts(const FitRows& rows, std::span<const float> values,
 }  // namespace
 
 void FitPredictor(const FitRows& rows, std::span<const float> values, const RestoredCodes& codes,
-                  double ridge, std::uint32_t plane, ResidualProfile& profile) {
+                  double ridge, std::uint32_t plane, ResidualProfile& profile,
+                  const std::function<bool()>& is_cancelled) {
   PlaneProfile& of = profile.plane_profiles[plane];
   FitInputCodes(rows, values, of);
 
@@ -114,7 +118,8 @@ void FitPredictor(const FitRows& rows, std::span<const float> values, const Rest
   of.weights.assign(components * in, 0);
   if (in == 0) return;
   for (std::size_t block = 0; block < of.block_count; ++block) {
-    NormalEquations sums = SumProducts(rows, values, codes, inputs, block, of);
+    NormalEquations sums = SumProducts(rows, values, codes, inputs, block, of, is_cancelled);
+    if (is_cancelled && is_cancelled()) return;
     sums.gram.diagonal().array() += ridge * sums.gram.trace() / static_cast<double>(in);
     const Eigen::MatrixXd solved = sums.gram.ldlt().solve(sums.cross);
     for (std::size_t c = 0; c < block_components; ++c) {

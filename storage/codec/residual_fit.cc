@@ -309,10 +309,11 @@ void Fit::ComputeExponents() {
 // Those of layer 0 come first: its token table stands on all of them.
 void Fit::FitPredictors(std::uint32_t plane, std::span<const float> rows,
                         const RestoredCodes& codes) {
-  FitPredictor(*rows_, rows, codes, options_.ridge, plane, profile_);
+  FitPredictor(*rows_, rows, codes, options_.ridge, plane, profile_, options_.is_cancelled);
   if (plane > 0) return;
   for (std::uint32_t i = 1; i < profile_.planes.size() && profile_.planes[i].layer == 0; ++i) {
-    FitPredictor(*rows_, rows_->ReadPlane(profile_.planes[i]), codes, options_.ridge, i, profile_);
+    FitPredictor(*rows_, rows_->ReadPlane(profile_.planes[i]), codes, options_.ridge, i, profile_,
+                 options_.is_cancelled);
   }
   FitTokenTable(*rows_, options_.vocabulary, options_.table_tokens_max, profile_);
 }
@@ -524,6 +525,34 @@ absl::StatusOr<std::vector<std::byte>> Restored(const ResidualCodec& codec, cons
 }
 
 }  // namespace
+
+std::uint64_t FitWorkingBytes(const ModelSpec& spec, const ResidualFitOptions& options,
+                              std::uint64_t token_count) {
+  // Matrices of doubles that are there at a time: of inputs by inputs, of inputs by components, and
+  // of components by components, for eigenvectors.
+  constexpr double kOfInputs = 2.5 * 8, kOfPredictions = 3 * 8, kOfBasis = 10 * 8;
+  // Numbers of a token in the plane that is fitted, and of its codes in each.
+  constexpr double kOfRows = 50, kOfCodes = 1;
+  const std::vector<PlaneShape> planes = PlanesOf(spec);
+  double kept = 0, peak = 0, widest = 0, all = 0;
+  for (std::uint32_t i = 0; i < planes.size(); ++i) {
+    const double blocks = options.block_per_head ? planes[i].heads : 1;
+    const auto components = static_cast<double>(planes[i].components());
+    const double of_block = components / blocks;
+    double inputs = 0;
+    for (const std::uint32_t input : InputPlanes(planes, i, options.inputs)) {
+      inputs += static_cast<double>(planes[input].components()) / blocks;
+    }
+    kept += components * (inputs + of_block);
+    const double transform = 4 * components * (inputs + of_block);
+    peak = std::max(peak, transform + kOfInputs * inputs * inputs +
+                              kOfPredictions * inputs * of_block + kOfBasis * of_block * of_block);
+    widest = std::max(widest, components);
+    all += components;
+  }
+  return static_cast<std::uint64_t>(
+      kept + peak + static_cast<double>(token_count) * (kOfRows * widest + kOfCodes * all));
+}
 
 absl::Status FitDifferences(const ModelSpec& spec, std::span<const KvSample> samples,
                             const FitMaterial& material, const ResidualFitOptions& options,

@@ -74,6 +74,11 @@ absl::StatusOr<ResidualProfile> FitResidualProfile(const ModelSpec& spec,
                                                    const FitMaterial& material,
                                                    const ResidualFitOptions& options);
 
+// Memory that it takes beside samples and material: about as much, and not less. What grows with a
+// model is the square of what one plane is predicted from. `spec` is valid.
+std::uint64_t FitWorkingBytes(const ModelSpec& spec, const ResidualFitOptions& options,
+                              std::uint64_t token_count);
+
 // Fits what a profile says of differences to runs that samples share: to what a reference leaves
 // that was restored at the finest level. Removes it where they share too few tokens. The other
 // parts of the profile stay; of `options`, levels and vocabulary do not matter.

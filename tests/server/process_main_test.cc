@@ -35,8 +35,20 @@ class ProcessMainTest : public testing::Test {
 };
 
 TEST_F(ProcessMainTest, EndsAsAsked) {
-  EXPECT_EXIT(Run({.addresses = {{"listen", "here"}}, .stop = [] {}}), testing::ExitedWithCode(0),
-              "");
+  EXPECT_EXIT(Run({.addresses = {{"listen", "here"}}, .stop = [] { return true; }}),
+              testing::ExitedWithCode(0), "");
+}
+
+TEST_F(ProcessMainTest, WorkThatNobodyWantsIsNotWaitedFor) {
+  EXPECT_EXIT(Run({.addresses = {},
+                   .stop =
+                       [] {
+                         std::thread([] {
+                           while (true) ::pause();
+                         }).detach();
+                         return false;
+                       }}),
+              testing::ExitedWithCode(0), "");
 }
 
 TEST_F(ProcessMainTest, WhatCannotStartSaysWhetherSettingsAreWrong) {
@@ -54,6 +66,7 @@ TEST_F(ProcessMainTest, OneThatHangsIsEnded) {
                    .stop =
                        [] {
                          while (true) ::pause();
+                         return true;
                        },
                    .stop_time_max = std::chrono::milliseconds(50)}),
               testing::ExitedWithCode(kExitDidNotEnd), "");

@@ -146,6 +146,17 @@ TEST_F(FitCallTest, FaultsNameTheField) {
   EXPECT_THAT(status.error_message(), HasSubstr("--fit_bytes_max"));
 }
 
+TEST_F(FitCallTest, AModelThatTakesTooMuchMemoryIsRefusedBeforeItsTexts) {
+  RunningWorker worker;
+  ModelSpec wide = SyntheticSpec({{2, 16, 4096, 4096}}, DType::kBfloat16);
+  *open_.mutable_model() = ModelSpecToProto(wide);
+  texts_.clear();
+  const grpc::Status status = Fit(worker).status;
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("open.model"));
+  EXPECT_THAT(status.error_message(), HasSubstr("--fit_bytes_max"));
+}
+
 TEST_F(FitCallTest, OneAtATime) {
   RunningWorker worker;
   grpc::ClientContext context;
