@@ -221,7 +221,7 @@ absl::StatusOr<std::vector<EncodedBlock>> WorkerBackend::Coder::Encode(
     sent.push_back(i);
     items.push_back(ItemOf(blocks[i], quality, &frames[i], &headers));
   }
-  backend_.Run(WorkerMethod::kEncode, open_, items);
+  backend_.Run(WorkerMethod::kEncode, open_, codec_->id(), items);
   for (std::size_t k = 0; k < sent.size(); ++k) {
     const std::size_t i = sent[k];
     if (items[k].answered && items[k].result.status().code() == 0) {
@@ -275,12 +275,13 @@ absl::Status WorkerBackend::Coder::Decode(std::span<const BlockToDecode> blocks)
     sent.push_back(i);
     items.push_back(ItemOf(blocks[i], &headers));
   }
-  backend_.Run(WorkerMethod::kDecode, open_, items);
+  backend_.Run(WorkerMethod::kDecode, open_, codec_->id(), items);
   for (std::size_t k = 0; k < sent.size(); ++k) {
     // Of a frame that cannot be decoded, this codec says what is wrong with it.
-    if (!items[k].answered || items[k].result.status().code() != 0) {
-      own.push_back(blocks[sent[k]]);
-    }
+    const BlockToDecode& block = blocks[sent[k]];
+    const bool is_decoded = items[k].answered && items[k].result.status().code() == 0 &&
+                            static_cast<Quality>(items[k].result.quality()) == block.quality;
+    if (!is_decoded) own.push_back(block);
   }
   backend_.blocks_.fetch_add(blocks.size() - own.size(), std::memory_order_relaxed);
   if (own.empty()) return absl::OkStatus();
@@ -320,7 +321,7 @@ WorkerBackendStats WorkerBackend::Stats() const {
           .workers = workers.all};
 }
 
-void WorkerBackend::Run(WorkerMethod method, const v1::CodecOpen& open,
+void WorkerBackend::Run(WorkerMethod method, const v1::CodecOpen& open, const ProfileId& profile,
                         std::span<WorkerItem> items) const {
   const Deadline deadline = Deadline::After(options_.timeout);
   std::shared_ptr<WorkerPool::Worker> last;
@@ -333,7 +334,7 @@ void WorkerBackend::Run(WorkerMethod method, const v1::CodecOpen& open,
       if (IsForAnother(item)) left.push_back(&item);
     }
     if (left.empty()) return;
-    const std::shared_ptr<WorkerPool::Worker> worker = pool_.Take(last.get());
+    const std::shared_ptr<WorkerPool::Worker> worker = pool_.Take(last.get(), profile);
     if (worker == nullptr) return;
     const std::chrono::nanoseconds time = part.remaining();
     const absl::Status status = RunAt(*worker, method, open, left, part);
@@ -438,7 +439,9 @@ absl::Status WorkerBackend::Upload(WorkerPool::Worker& worker, const ProfileId& 
   const auto bytes = profiles_(profile, deadline);
   // Whatever the source's status is, it is not the worker's.
   if (!bytes.ok()) return absl::NotFoundError(bytes.status().message());
-  KV_RETURN_IF_ERROR(SendProfile(worker.channel, **bytes, deadline, &stopped_));
+  const absl::Status sent = SendProfile(worker.channel, **bytes, deadline, &stopped_);
+  if (absl::IsResourceExhausted(sent)) pool_.HasNoRoom(worker, profile);
+  KV_RETURN_IF_ERROR(sent);
   sent_profiles_.fetch_add(1, std::memory_order_relaxed);
   return absl::OkStatus();
 }

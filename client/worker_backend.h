@@ -71,7 +71,8 @@ class WorkerBackend final : public CodecBackend {
   class Coder;
 
   // Has items coded, by one worker or another. Some may be left unanswered.
-  void Run(WorkerMethod method, const v1::CodecOpen& open, std::span<WorkerItem> items) const;
+  void Run(WorkerMethod method, const v1::CodecOpen& open, const ProfileId& profile,
+           std::span<WorkerItem> items) const;
   // The same by this one. Not OK: the worker itself failed, or this stops.
   absl::Status RunAt(WorkerPool::Worker& worker, WorkerMethod method, const v1::CodecOpen& open,
                      std::span<WorkerItem*> items, Deadline deadline) const;

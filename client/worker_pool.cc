@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kPauseMax{10'000};
 constexpr std::chrono::milliseconds kBusyMax{2'000};
+// Other profiles have to go out of use there first.
+constexpr std::chrono::milliseconds kNoRoom{10'000};
 // So long is one worker waited for, before the others have their turn.
 constexpr std::chrono::milliseconds kLook{200};
 constexpr int kReceiveBytesMax = 8 << 20;
@@ -159,7 +161,13 @@ void WorkerPool::Update() {
   entries_.swap(entries);
 }
 
-std::shared_ptr<WorkerPool::Worker> WorkerPool::Take(const Worker* except) {
+void WorkerPool::HasNoRoom(Worker& worker, const ProfileId& profile) {
+  absl::MutexLock lock(&worker.mutex);
+  worker.no_room_until[profile] = clock_.Monotonic() + kNoRoom;
+}
+
+std::shared_ptr<WorkerPool::Worker> WorkerPool::Take(const Worker* except,
+                                                     const ProfileId& profile) {
   Update();
   const Clock::Duration now = clock_.Monotonic();
   absl::MutexLock lock(&mutex_);
@@ -167,6 +175,11 @@ std::shared_ptr<WorkerPool::Worker> WorkerPool::Take(const Worker* except) {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[(next_ + i) % entries_.size()];
     if (entry.worker.get() == except || !entry.MayBeAsked(now)) continue;
+    {
+      absl::MutexLock worker_lock(&entry.worker->mutex);
+      const auto no_room = entry.worker->no_room_until.find(profile);
+      if (no_room != entry.worker->no_room_until.end() && no_room->second > now) continue;
+    }
     if (best == nullptr || entry.under_way < best->under_way) best = &entry;
   }
   ++next_;

@@ -36,6 +36,7 @@ class WorkerPool {
     // While a profile is sent, others that need it wait, instead of sending it too.
     bool uploading ABSL_GUARDED_BY(mutex) = false;
     std::map<ProfileId, std::uint64_t> uploads ABSL_GUARDED_BY(mutex);  // how often
+    std::map<ProfileId, Clock::Duration> no_room_until ABSL_GUARDED_BY(mutex);
   };
 
   WorkerPool(const WorkerOptions& options, Clock& clock);
@@ -44,9 +45,11 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // The one with the least under way, that is not `except`; null: there is none to ask now. Done()
-  // gives it back.
-  std::shared_ptr<Worker> Take(const Worker* except = nullptr);
+  // The one with the least under way, that is not `except`, and has room for the profile; null:
+  // there is none to ask now. Done() gives it back.
+  std::shared_ptr<Worker> Take(const Worker* except = nullptr, const ProfileId& profile = {});
+  // It takes no such profile, and need not be asked for a while.
+  void HasNoRoom(Worker& worker, const ProfileId& profile);
   enum class Outcome {
     kWell,         // whatever became of what it was asked
     kBusy,         // it is well, and takes no more work now

@@ -3,6 +3,7 @@
 #include <grpcpp/support/slice.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <span>
 #include <utility>
@@ -24,6 +25,9 @@ grpc::Slice MakeSlice(std::shared_ptr<AlignedBuffer> piece, std::size_t bytes) {
                      [](void* data) { delete static_cast<std::shared_ptr<AlignedBuffer>*>(data); },
                      owner);
 }
+
+// Whoever announces bytes keeps their room from others.
+constexpr std::chrono::minutes kUploadTime{10};
 
 // What the store holds of a profile before it writes it (profile_store.h).
 constexpr std::size_t kUploadMemoryBytes = std::size_t{1} << 20;
@@ -71,6 +75,7 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* ProfilePutStream::Start(
   if (const absl::Status status = stream->host_.streams.Add(stream); !status.ok()) {
     stream->FinishWith(status);
   } else {
+    stream->upload_until_ = stream->host_.streams.clock().Monotonic() + kUploadTime;
     stream->ReadNext();
   }
   return stream.get();
@@ -119,6 +124,11 @@ void ProfilePutStream::TakeMessage() {
   BulkPayload payload;
   absl::Status status = ParseBulkMessage(message_, &request, &payload);
   if (status.ok()) status = upload_.Take(request, payload);
+  if (status.ok() && host_.streams.clock().Monotonic() > upload_until_) {
+    status = absl::DeadlineExceededError(absl::StrCat("total_bytes: not all of them came within ",
+                                                      kUploadTime.count(),
+                                                      " minutes, and others wait for their room"));
+  }
   if (!status.ok()) {
     FinishWith(status);
     return;

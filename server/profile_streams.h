@@ -74,6 +74,7 @@ class ProfilePutStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   grpc::ByteBuffer* const response_;
   RpcProbe probe_;
 
+  Clock::Duration upload_until_{};
   // Of whoever works on the message: gRPC while it is read, a thread of the host's after that.
   grpc::ByteBuffer message_;
   ProfileUpload upload_;

@@ -469,10 +469,14 @@ TEST_F(FakeWorkersTest, AWorkerThatHasNoRoomForAProfileMayBeAskedForOthers) {
     return std::make_shared<const std::vector<std::byte>>(session_.profile);
   };
   const auto backend = Connect(kAmple, {one_.listen});
-  Encode(*backend);
+  for (int i = 0; i < 3; ++i) Encode(*backend);
+  EXPECT_EQ(one_.calls, 1);
   EXPECT_EQ(one_.uploads, 1);
   EXPECT_EQ(backend->Stats().failed_calls_total, 0u);
   EXPECT_EQ(backend->Stats().usable_workers, 1u);
+  clock_.Advance(std::chrono::seconds(10));
+  Encode(*backend);
+  EXPECT_EQ(one_.uploads, 2);
 }
 
 TEST_F(FakeWorkersTest, TheSourceOfProfilesHasTheDeadline) {
