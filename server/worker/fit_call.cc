@@ -58,7 +58,7 @@ absl::Status FitRequest::Open(const v1::FitOpen& open) {
     return absl::ResourceExhaustedError(
         absl::StrCat("open.model: to fit it takes ", held_bytes_,
                      " bytes beside its texts, and this worker's limit is ", limits_.fit_bytes_max,
-                     " (--fit_bytes_max)"));
+                     " (--fit_bytes_max); open.block_per_head takes far less"));
   }
   return absl::OkStatus();
 }

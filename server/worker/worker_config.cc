@@ -47,8 +47,9 @@ ABSL_FLAG(absl::Duration, item_timeout_max, absl::Seconds(10),
 ABSL_FLAG(ByteSize, memory_bytes, ByteSize{1 * kGiB},
           "Items that are here, with what they become. When it is used up, callers are slowed "
           "down. One stream has a quarter of it at most.");
-ABSL_FLAG(ByteSize, item_bytes_max, ByteSize{64 * kMiB},
-          "Largest item: a raw block with the frames that it is coded against.");
+ABSL_FLAG(ByteSize, item_bytes_max, ByteSize{0},
+          "Largest item: a raw block with the frames that it is coded against. 0: an eighth of "
+          "--memory_bytes.");
 ABSL_FLAG(ByteSize, fit_bytes_max, ByteSize{4 * kGiB},
           "Memory of one FitProfile: its texts and material, and what fitting them takes.");
 ABSL_FLAG(ByteSize, codec_memory_bytes, ByteSize{1 * kGiB},
@@ -121,8 +122,9 @@ class ConfigBuilder : private SettingChecks {
         Milliseconds("item_timeout_max", absl::GetFlag(FLAGS_item_timeout_max),
                      absl::Milliseconds(10), absl::Hours(1));
     config->memory_bytes = Size("memory_bytes", absl::GetFlag(FLAGS_memory_bytes), 8 * kMiB);
+    const ByteSize item_bytes = absl::GetFlag(FLAGS_item_bytes_max);
     config->limits.item_bytes_max =
-        Size("item_bytes_max", absl::GetFlag(FLAGS_item_bytes_max), kMiB);
+        item_bytes.bytes == 0 ? config->memory_bytes / 8 : Size("item_bytes_max", item_bytes, kMiB);
     config->limits.fit_bytes_max = Size("fit_bytes_max", absl::GetFlag(FLAGS_fit_bytes_max), kMiB);
     config->codec_memory_bytes =
         Size("codec_memory_bytes", absl::GetFlag(FLAGS_codec_memory_bytes), kMiB);

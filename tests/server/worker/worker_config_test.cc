@@ -45,6 +45,7 @@ TEST(WorkerConfigTest, FaultsNameTheSettingAndTheCure) {
   EXPECT_THAT(Fault({"--backend=tpu"}), HasSubstr("--backend: \"tpu\" is not one of"));
   EXPECT_THAT(Fault({"--listen=0.0.0.0:1"}), HasSubstr("--allow_remote"));
   EXPECT_THAT(Fault({"--item_bytes_max=1GiB"}), HasSubstr("--item_bytes_max"));
+  EXPECT_EQ(Read({"--memory_bytes=16MiB"})->limits.item_bytes_max, std::size_t{2} << 20);
   EXPECT_THAT(Fault({"--http_listen=127.0.0.1:50061"}), HasSubstr("same address as --listen"));
   EXPECT_THAT(Fault({"--coding_thread=1"}), HasSubstr("did you mean --coding_threads"));
 }
