@@ -55,6 +55,7 @@ class KvWorker {
   const CodecQueue& queue() const { return *queue_; }
   StreamRegistry& streams() { return streams_; }
   ByteBudget& memory() { return memory_; }
+  const RpcMetrics& rpc_metrics() const { return rpc_metrics_; }
   // Texts of the profile that is being fitted.
   std::size_t fit_bytes() const { return fit_turn_.held_bytes(); }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 #include <thread>
@@ -248,37 +249,43 @@ TEST_F(KvWorkerTest, ACallerThatStallsIsEnded) {
 }
 
 TEST_F(KvWorkerTest, ACallThatFailedBehindAWriteThatIsStuckIsEnded) {
-  RunningWorker worker(
-      [](WorkerConfig* config) { config->stream_stall_limit = std::chrono::milliseconds(100); });
+  FakeClock clock;
+  RunningWorker worker({}, CpuBackend(), clock);
   SendTheProfile(worker);
+  const auto await = [](const std::function<bool()>& condition) {
+    const Deadline deadline = Soon();
+    while (!condition() && !deadline.expired()) std::this_thread::yield();
+    return condition();
+  };
   grpc::ClientContext context;
   const auto stream = worker.stub().Decode(&context);
   v1::CodecRequest request;
   *request.mutable_open() = blocks_.Open();
   ASSERT_TRUE(stream->Write(request));
-  // More than a connection holds, so that not all of it can be sent while nobody reads.
+  // More than a connection holds while nobody reads, and less than a stream may have.
   const std::vector<std::byte> frame = blocks_.Frame(0).bytes;
-  for (std::uint64_t i = 0; i < (std::size_t{8} << 20) / blocks_.raw_bytes(); ++i) {
+  const std::size_t item_bytes = frame.size() + blocks_.raw_bytes() + (std::size_t{64} << 10);
+  const std::uint64_t items = worker->memory().limit_bytes() / 5 / item_bytes;
+  for (std::uint64_t i = 0; i < items; ++i) {
     request.Clear();
     *request.mutable_item() = blocks_.ToDecode(0, frame.size());
     request.mutable_item()->set_item_id(i);
     request.set_data(frame.data(), frame.size());
     request.set_crc32c(Crc32c(frame));
-    if (!stream->Write(request)) break;
+    ASSERT_TRUE(stream->Write(request));
   }
-  const auto jobs = [&] {
-    const CodecQueueStats stats = worker->queue().Stats();
-    return std::pair(stats.jobs_total, stats.waiting_jobs + stats.running_jobs);
-  };
-  while (jobs().first == 0 || jobs().second > 0) std::this_thread::yield();
+  ASSERT_TRUE(await([&] { return worker->queue().Stats().jobs_total == items; }));
+  EXPECT_EQ(worker->rpc_metrics().in_flight(), 1);
   request.Clear();
   *request.mutable_open() = blocks_.Open();
-  stream->Write(request);
-  EXPECT_TRUE(worker->streams().AwaitNone(std::chrono::seconds(20)));
-  // gRPC lets go of what it was to send a moment later.
-  const Deadline deadline = Soon();
-  while (worker->memory().used_bytes() > 0 && !deadline.expired()) std::this_thread::yield();
-  EXPECT_EQ(worker->memory().used_bytes(), 0u);
+  ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(await([&] { return worker->rpc_metrics().in_flight() == 0; }));
+  // Its end waits behind what nobody reads.
+  EXPECT_EQ(worker->streams().stream_count(), 1u);
+  EXPECT_GT(worker->memory().used_bytes(), 0u);
+  clock.Advance(TestWorkerConfig().stream_stall_limit);
+  EXPECT_TRUE(await(
+      [&] { return worker->streams().stream_count() == 0 && worker->memory().used_bytes() == 0; }));
   context.TryCancel();
   stream->Finish();
 }
