@@ -108,12 +108,8 @@ absl::Status KvServer::StartHttp() {
   addresses_.metrics = config_.http_listen.WithPort(http_->port());
   last_tick_ns_ = clock_.Monotonic().count();
   timer_->Every(kTickPeriod, [this] { Tick(); });
-  const auto stall_tick = std::clamp(config_.stream_stall_limit / 8, std::chrono::milliseconds(5),
-                                     std::chrono::milliseconds(1000));
-  timer_->Every(stall_tick, [this] {
-    const std::uint64_t before = streams_.stalled_total();
-    streams_.Tick();
-    if (const std::uint64_t ended = streams_.stalled_total() - before; ended > 0) {
+  timer_->Every(streams_.tick_period(), [this] {
+    if (const std::size_t ended = streams_.Tick(); ended > 0) {
       stall_log_.Warn("ended {} stream(s) whose client made no progress", ended);
     }
   });

@@ -1,5 +1,7 @@
 #include "server/stream_registry.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace kvtrie {
@@ -31,17 +33,26 @@ std::vector<std::shared_ptr<TrackedStream>> StreamRegistry::Streams() const {
   return streams;
 }
 
-void StreamRegistry::Tick() {
+std::size_t StreamRegistry::Tick() {
   const Clock::Duration now = clock_.Monotonic();
+  std::size_t ended = 0;
   for (const auto& stream : Streams()) {
     stream->OnTick();
     const Clock::Duration since(stream->waiting_since_.load(TrackedStream::kOrder));
     if (since.count() == 0 || now - since < stall_limit_) continue;
     stream->DisarmStall();
     stalled_total_.fetch_add(1, std::memory_order_relaxed);
+    ++ended;
     stream->Abort(absl::DeadlineExceededError(
         absl::StrCat("the stream made no progress for ", stall_limit_.count(), " ms")));
   }
+  return ended;
+}
+
+// A stall is seen an eighth of its limit too late at most.
+std::chrono::milliseconds StreamRegistry::tick_period() const {
+  return std::clamp(stall_limit_ / 8, std::chrono::milliseconds(5),
+                    std::chrono::milliseconds(1000));
 }
 
 void StreamRegistry::Drain() {

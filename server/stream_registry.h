@@ -53,8 +53,9 @@ class StreamRegistry {
   void Remove(const TrackedStream* stream);
 
   // Tells all streams that time has passed, and ends those whose peers have owed progress for
-  // longer than the limit. Called from time to time.
-  void Tick();
+  // longer than the limit: how many. Called once a period.
+  std::size_t Tick();
+  std::chrono::milliseconds tick_period() const;
 
   void Drain();
   void AbortAll(const absl::Status& status);

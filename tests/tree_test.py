@@ -61,7 +61,6 @@ WITHOUT_OWN_TEST = {
     "server/connection_limits.cc": "tests/server/kv_server_test.cc",
     "server/engine_put_host.cc": "tests/server/bulk_call_test.cc",
     "server/worker/codec_service.cc": "tests/server/worker/kv_worker_test.cc",
-    "server/worker/profile_call.cc": "tests/server/worker/kv_worker_test.cc",
     # One call each.
     "client/admin_client.cc": "tests/client/ctl/cli_test.cc",
     "client/ctl/exit_code.cc": "tests/client/ctl/cli_test.cc",

@@ -42,15 +42,11 @@ std::vector<TokenId> TokensOf(const std::string& bytes) {
   return tokens;
 }
 
-// No codec makes a frame that is larger.
-std::size_t FrameBytesMax(const CodecModel& model) { return kvtrie::FrameBytesMax(model.geometry); }
-
 absl::Status CheckFrameBytes(absl::string_view field, std::uint64_t bytes,
                              const CodecModel& model) {
-  const std::size_t least = FrameHeaderBytes(1);
-  if (bytes >= least && bytes <= FrameBytesMax(model)) return absl::OkStatus();
-  return Invalid(field, ": ", bytes, "; a frame of this model has ", least, " to ",
-                 FrameBytesMax(model));
+  const std::size_t least = FrameHeaderBytes(1), most = FrameBytesMax(model.geometry);
+  if (bytes >= least && bytes <= most) return absl::OkStatus();
+  return Invalid(field, ": ", bytes, "; a frame of this model has ", least, " to ", most);
 }
 
 absl::Status CheckPosition(absl::string_view field, std::uint32_t position,

@@ -1,10 +1,14 @@
 #include "server/worker/codec_service.h"
 
+#include <cstdint>
+#include <functional>
+#include <utility>
+
 #include "server/bulk_call.h"
+#include "server/profile_streams.h"
 #include "server/rpc_metrics.h"
 #include "server/worker/codec_stream.h"
 #include "server/worker/fit_call.h"
-#include "server/worker/profile_call.h"
 
 namespace kvtrie {
 
@@ -33,7 +37,20 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CodecService::FitPr
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* CodecService::PutProfile(
     grpc::CallbackServerContext* call, grpc::ByteBuffer* response) {
-  return ProfileCall::Start(context_, call, response);
+  ProfilePutHost host{
+      .streams = context_.streams,
+      .metrics = context_.metrics,
+      .method = RpcMethod::kWorkerPutProfile,
+      // Digests of megabytes are not for gRPC's threads.
+      .post =
+          [&chores = context_.chores](std::function<void()> work) {
+            chores.Post(std::move(work));
+            return true;
+          },
+      .begin = [&shelf = context_.shelf](
+                   std::uint64_t total_bytes,
+                   const ProfileId& expected) { return shelf.Begin(total_bytes, expected); }};
+  return ProfilePutStream::Start(std::move(host), call, response);
 }
 
 grpc::ServerUnaryReactor* CodecService::Describe(grpc::CallbackServerContext* call,

@@ -14,7 +14,7 @@ using CodecServiceBase =
         v1::Codec::WithRawCallbackMethod_Decode<v1::Codec::WithRawCallbackMethod_FitProfile<
             v1::Codec::WithRawCallbackMethod_PutProfile<v1::Codec::Service>>>>>;
 
-// What a worker serves. Each call is in a file of its own.
+// What a worker serves: which call is which.
 class CodecService final : public CodecServiceBase {
  public:
   explicit CodecService(WorkerContext& context) : context_(context) {}

@@ -194,15 +194,15 @@ absl::Status CodecStream::Begin(const v1::CodecItem& item) {
     incoming_->frame_bytes.push_back(reference.frame_bytes());
     incoming_->wanted_bytes += reference.frame_bytes();
   }
-  job_deadline_ = host_.clock.Monotonic() + item_timeout_;
-  const std::size_t memory = MemoryOf(*incoming_->job, incoming_->wanted_bytes);
-  if (const std::size_t share = host_.memory.limit_bytes() / kMemoryShare; memory > share) {
-    FailIncoming(absl::InvalidArgumentError(
-        absl::StrCat("block_bytes: the item and what it and its references decode to take ", memory,
-                     " bytes, and one stream may hold ", share, " (--memory_bytes)")));
+  incoming_->memory_bytes = MemoryOf(*incoming_->job, incoming_->wanted_bytes);
+  if (const std::size_t share = host_.memory.limit_bytes() / kMemoryShare;
+      incoming_->memory_bytes > share) {
+    FailIncoming(absl::InvalidArgumentError(absl::StrCat(
+        "block_bytes: the item and what it and its references decode to take ",
+        incoming_->memory_bytes, " bytes, and one stream may hold ", share, " (--memory_bytes)")));
     return absl::OkStatus();
   }
-  incoming_->job->deadline = job_deadline_;
+  incoming_->job->deadline = host_.clock.Monotonic() + item_timeout_;
   // Before its bytes are read.
   if (auto refusal = host_.queue.Refuses(*incoming_->job); refusal.has_value()) {
     incoming_->result.set_retry_after_ms(static_cast<std::uint32_t>(refusal->retry_after.count()));
@@ -213,7 +213,7 @@ absl::Status CodecStream::Begin(const v1::CodecItem& item) {
 }
 
 bool CodecStream::Reserve() {
-  const std::size_t bytes = MemoryOf(*incoming_->job, incoming_->wanted_bytes);
+  const std::size_t bytes = incoming_->memory_bytes;
   const std::size_t share = host_.memory.limit_bytes() / kMemoryShare;
   if (layer_major_) {
     // Nothing of such a stream is given back before all of it is here: it must not wait.
@@ -291,7 +291,7 @@ std::span<std::byte> CodecStream::Place(CodecJob& job, std::uint64_t at) const {
 void CodecStream::AddBytes(CodecMessage& message, std::unique_ptr<CodecJob>* complete) {
   Incoming& item = *incoming_;
   if (item.job == nullptr) return;  // it has failed
-  if (host_.clock.Monotonic() > job_deadline_) {
+  if (host_.clock.Monotonic() > item.job->deadline) {
     FailIncoming(absl::DeadlineExceededError(
         absl::StrCat("block_bytes: ", item.received_bytes, " of ", item.wanted_bytes,
                      " bytes had come when the item's time was over")));
@@ -497,7 +497,8 @@ bool CodecStream::owes_progress() const {
 
 bool CodecStream::Tick() {
   absl::MutexLock lock(&mutex_);
-  if (waiting_ == nullptr || host_.clock.Monotonic() <= job_deadline_) return false;
+  // While it waits it has a job.
+  if (waiting_ == nullptr || host_.clock.Monotonic() <= incoming_->job->deadline) return false;
   waiting_.reset();
   incoming_->result.set_retry_after_ms(static_cast<std::uint32_t>(kMemoryRetryAfter.count()));
   FailIncoming(absl::ResourceExhaustedError(

@@ -80,6 +80,7 @@ class CodecStream final : public BulkStream, public std::enable_shared_from_this
     v1::CodecResult result;         // what is known of it already
     std::vector<std::uint64_t> frame_bytes;  // of references
     std::uint64_t wanted_bytes = 0;
+    std::size_t memory_bytes = 0;  // for all that becomes of it
     std::uint64_t received_bytes = 0;
   };
   // An item that is answered, with what is sent of it.
@@ -127,7 +128,6 @@ class CodecStream final : public BulkStream, public std::enable_shared_from_this
   Clock::Duration item_timeout_ ABSL_GUARDED_BY(mutex_){};
   bool layer_major_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<Incoming> incoming_ ABSL_GUARDED_BY(mutex_);
-  Clock::Duration job_deadline_ ABSL_GUARDED_BY(mutex_){};         // of that item
   std::unique_ptr<CodecMessage> waiting_ ABSL_GUARDED_BY(mutex_);  // for memory
   std::uint64_t waits_ ABSL_GUARDED_BY(mutex_) = 0;                // that have begun
   std::size_t in_queue_ ABSL_GUARDED_BY(mutex_) = 0;

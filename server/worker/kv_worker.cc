@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<KvWorker>> KvWorker::Start(
 
 KvWorker::~KvWorker() {
   Stop(std::chrono::milliseconds(0));
-  fit_turn_.AwaitFree(std::chrono::hours(24));
+  fit_turn_.AwaitFree(absl::InfiniteDuration());
   http_.reset();
   timer_->Stop();
   chores_->Stop();
@@ -133,12 +133,8 @@ absl::Status KvWorker::StartServices() {
   serving_ = true;
   SetServing(true);
   timer_->Every(kTickPeriod, [this] { Tick(); });
-  const auto stall_tick = std::clamp(config_.stream_stall_limit / 8, std::chrono::milliseconds(5),
-                                     std::chrono::milliseconds(1000));
-  timer_->Every(stall_tick, [this] {
-    const std::uint64_t before = streams_.stalled_total();
-    streams_.Tick();
-    if (const std::uint64_t ended = streams_.stalled_total() - before; ended > 0) {
+  timer_->Every(streams_.tick_period(), [this] {
+    if (const std::size_t ended = streams_.Tick(); ended > 0) {
       stall_log_.Warn("ended {} stream(s) whose caller made no progress", ended);
     }
   });

@@ -56,13 +56,15 @@ class KvWorker {
   StreamRegistry& streams() { return streams_; }
   ByteBudget& memory() { return memory_; }
   const RpcMetrics& rpc_metrics() const { return rpc_metrics_; }
-  // Texts of the profile that is being fitted.
+  // Of the profile that is being fitted, with what fitting takes.
   std::size_t fit_bytes() const { return fit_turn_.held_bytes(); }
 
   // Health fails, new items are refused, those that are here are coded. It still answers.
   void Drain();
   // True: no profile is being fitted, or none any more within the time. Destruction waits for it.
-  bool AwaitFit(std::chrono::milliseconds timeout) { return fit_turn_.AwaitFree(timeout); }
+  bool AwaitFit(std::chrono::milliseconds timeout) {
+    return fit_turn_.AwaitFree(absl::FromChrono(timeout));
+  }
   // Drains and ends, within `grace`.
   void Stop(std::chrono::milliseconds grace);
 

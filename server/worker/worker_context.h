@@ -1,13 +1,13 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "kvtrie/v1/codec.pb.h"
 #include "server/rpc_metrics.h"
 #include "server/stream_registry.h"
@@ -38,10 +38,10 @@ class FitTurn {
   void SetHeldBytes(std::size_t bytes) { held_bytes_ = bytes; }
   std::size_t held_bytes() const { return held_bytes_; }
   // False: it is still taken after that time.
-  bool AwaitFree(std::chrono::milliseconds timeout) {
+  bool AwaitFree(absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
     const auto is_free = +[](bool* taken) { return !*taken; };
-    return mutex_.AwaitWithTimeout(absl::Condition(is_free, &taken_), absl::FromChrono(timeout));
+    return mutex_.AwaitWithTimeout(absl::Condition(is_free, &taken_), timeout);
   }
 
  private:

@@ -93,6 +93,14 @@ class CodecQueueTest : public testing::Test {
     };
     return job;
   }
+  // From then on the speed is known, where that is enough for it.
+  void CodeOneAndBeginAnother(CodecQueue& queue) {
+    gate_.PassOne();
+    queue.Submit(Job("a"));
+    AwaitDone(1);
+    queue.Submit(Job("a"));
+    gate_.AwaitWaiting(1);
+  }
   void AwaitDone(std::size_t count) {
     absl::MutexLock lock(&mutex_);
     const auto reached = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return done_.size() >= count; };
@@ -248,11 +256,7 @@ TEST_F(CodecQueueTest, WhatFailsTellsNothingOfTheSpeed) {
   coding_takes_ = std::chrono::milliseconds(1);
   coding_fails_ = true;
   const auto queue = MakeQueue({.threads = 1, .batch_tokens = 1});
-  gate_.PassOne();
-  queue->Submit(Job("a"));
-  AwaitDone(1);
-  queue->Submit(Job("a"));
-  gate_.AwaitWaiting(1);
+  CodeOneAndBeginAnother(*queue);
   queue->Submit(Job("a"));
   EXPECT_EQ(queue->Stats().expected_wait.count(), 0);
   gate_.Open();
@@ -263,11 +267,7 @@ TEST_F(CodecQueueTest, FewBytesTellNothingOfTheSpeed) {
   coding_takes_ = std::chrono::seconds(2);
   speed_bytes_ = 2 * model_->geometry.raw_block_bytes();
   const auto queue = MakeQueue({.threads = 1, .batch_tokens = 1});
-  gate_.PassOne();
-  queue->Submit(Job("a"));
-  AwaitDone(1);
-  queue->Submit(Job("a"));
-  gate_.AwaitWaiting(1);
+  CodeOneAndBeginAnother(*queue);
   queue->Submit(Job("a"));
   EXPECT_EQ(queue->Stats().expected_wait.count(), 0);
   gate_.PassOne();
@@ -282,11 +282,7 @@ TEST_F(CodecQueueTest, FewBytesTellNothingOfTheSpeed) {
 TEST_F(CodecQueueTest, ReferencesAreWorkToo) {
   coding_takes_ = std::chrono::seconds(2);
   const auto queue = MakeQueue({.threads = 1, .batch_tokens = 1});
-  gate_.PassOne();
-  queue->Submit(Job("a"));
-  AwaitDone(1);
-  queue->Submit(Job("a"));
-  gate_.AwaitWaiting(1);
+  CodeOneAndBeginAnother(*queue);
   auto job = Job("a");
   job->references.resize(2);
   queue->Submit(std::move(job));
@@ -298,11 +294,7 @@ TEST_F(CodecQueueTest, ReferencesAreWorkToo) {
 TEST_F(CodecQueueTest, WhatWouldWaitForTooLongIsRefusedAtOnce) {
   coding_takes_ = std::chrono::seconds(2);
   const auto queue = MakeQueue({.threads = 1, .batch_tokens = 1});
-  gate_.PassOne();
-  queue->Submit(Job("a"));
-  AwaitDone(1);  // from now on the speed is known
-  queue->Submit(Job("a"));
-  gate_.AwaitWaiting(1);
+  CodeOneAndBeginAnother(*queue);
   for (int i = 0; i < 3; ++i) queue->Submit(Job("a"));
   EXPECT_EQ(queue->Stats().expected_wait, std::chrono::seconds(6));
   const auto refusal = queue->Refuses(*Job("a", std::chrono::seconds(5)));
