@@ -329,6 +329,7 @@ void CodecStream::FailIncoming(const absl::Status& status) {
   ToItemStatus(status, result.mutable_status());
   if (incoming_->job != nullptr) held_bytes_ -= incoming_->job->memory.bytes();
   incoming_->job.reset();
+  waiting_.reset();
   AddAnswer(std::move(result), nullptr);
 }
 
@@ -499,7 +500,6 @@ bool CodecStream::Tick() {
   absl::MutexLock lock(&mutex_);
   // While it waits it has a job.
   if (waiting_ == nullptr || host_.clock.Monotonic() <= incoming_->job->deadline) return false;
-  waiting_.reset();
   incoming_->result.set_retry_after_ms(static_cast<std::uint32_t>(kMemoryRetryAfter.count()));
   FailIncoming(absl::ResourceExhaustedError(
       "block_bytes: the item's time was over before there was memory for it (--memory_bytes)"));

@@ -452,6 +452,23 @@ TEST_F(CodecStreamTest, AnItemThatWaitsForMemoryForTooLongFails) {
   EXPECT_EQ(memory_.used_bytes(), 0u);
 }
 
+TEST_F(CodecStreamTest, TheEndOfTheInputEndsAWaitForMemory) {
+  const std::size_t all = memory_.limit_bytes();
+  ASSERT_TRUE(memory_.TryAcquire(all));
+  const auto stream = Open(CodecOp::kEncode);
+  v1::CodecRequest request;
+  *request.mutable_item() = blocks_.ToEncode(0);
+  stream->Receive(Message(request, std::span(blocks_.raw(0)).first(100)));
+  stream->CloseInput();
+  clock_.Advance(limits_.item_timeout_max + std::chrono::milliseconds(1));
+  EXPECT_FALSE(stream->Tick());
+  memory_.Release(all);
+  RunChores();
+  EXPECT_EQ(memory_.used_bytes(), 0u);
+  EXPECT_EQ(TakeAnswers(*stream, 1).at(0).result.status().code(), grpc::INVALID_ARGUMENT);
+  EXPECT_TRUE(stream->finished());
+}
+
 TEST_F(CodecStreamTest, WhereAnswersWaitForTheEndItIsTheCallersTurn) {
   const auto stream = Open(CodecOp::kDecode, /*layer_major=*/true);
   const std::vector<std::byte> frame = blocks_.Frame(0).bytes;
